@@ -1,0 +1,1 @@
+"""The coordinator: plans, deploys and drives a training run."""

@@ -1,0 +1,1 @@
+"""The device agent: runs one or more stages on a device."""

@@ -1,0 +1,1 @@
+"""ONNX in, ONNX out: normalise, differentiate, cut, and export."""

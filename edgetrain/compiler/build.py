@@ -1,0 +1,233 @@
+"""Reading and emitting ONNX nodes with static shapes: what rules work on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper, numpy_helper
+
+from edgetrain.compiler.program import IR_VERSION, OPSET
+from edgetrain.errors import GraphError
+from edgetrain.tensors import TensorSpec
+
+Array = npt.NDArray[Any]
+# What a decoded attribute may hold: int, float, str, tensor, or a list of these.
+Attribute = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One ONNX node, decoded. An absent optional input or output is ``""``."""
+
+    op_type: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+
+    @property
+    def output(self) -> str:
+        return self.outputs[0]
+
+    def input(self, index: int) -> str:
+        """The input's name, or ``""`` when it is absent."""
+        return self.inputs[index] if index < len(self.inputs) else ""
+
+    def get(self, attribute: str, default: Attribute) -> Attribute:
+        return self.attributes.get(attribute, default)
+
+    @classmethod
+    def from_proto(cls, proto: onnx.NodeProto) -> Node:
+        attributes = {a.name: _attribute(a) for a in proto.attribute}
+        name = proto.name or (proto.output[0] if proto.output else proto.op_type)
+        return cls(
+            proto.op_type, name, tuple(proto.input), tuple(proto.output), attributes
+        )
+
+    def to_proto(self) -> onnx.NodeProto:
+        return helper.make_node(
+            self.op_type, self.inputs, self.outputs, self.name, **self.attributes
+        )
+
+
+class GraphBuilder:
+    """Appends nodes to a graph whose values all have a known type and static shape.
+
+    Calling it emits a node and returns the name of its output::
+
+        y = g("Relu", x)
+        mean, variance = g.multi("Foo", x, outputs=2)
+
+    The shape and type of primal values come from the program; those of emitted values are
+    not tracked unless given by `describe`.
+    """
+
+    def __init__(
+        self, values: Mapping[str, TensorSpec], constants: Mapping[str, Array]
+    ) -> None:
+        self.nodes: list[Node] = []
+        self._values = dict(values)
+        self._constants: dict[str, Array] = dict(constants)
+        self._interned: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._count = 0
+
+    def __call__(self, op_type: str, *inputs: str, **attributes: Attribute) -> str:
+        return self.multi(op_type, *inputs, outputs=1, **attributes)[0]
+
+    def multi(
+        self, op_type: str, *inputs: str, outputs: int, **attributes: Attribute
+    ) -> tuple[str, ...]:
+        """Emit a node of several outputs."""
+        self._count += 1
+        name = f"et/{op_type}_{self._count}"
+        names = tuple(name if i == 0 else f"{name}:{i}" for i in range(outputs))
+        self.nodes.append(Node(op_type, name, inputs, names, attributes))
+        return names
+
+    def append(self, node: Node) -> None:
+        """Take over a node as it is."""
+        self.nodes.append(node)
+
+    def constant(self, value: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> str:
+        """A constant, made once for equal values."""
+        array = np.asarray(value, dtype=dtype)
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._interned:
+            name = f"et/const_{len(self._interned)}"
+            self._interned[key] = name
+            self._constants[name] = array
+            self._values[name] = TensorSpec(name, array.dtype.name, array.shape)
+        return self._interned[key]
+
+    def ints(self, *values: int) -> str:
+        """A 1-D int64 constant: shapes, axes, pads, starts and ends."""
+        return self.constant(np.asarray(values, np.int64))
+
+    def scalar(self, value: float, like: str) -> str:
+        """A constant of rank 0 with the type of `like`."""
+        return self.constant(value, np.dtype(self.dtype(like)))
+
+    def describe(self, name: str, dtype: str, shape: Iterable[int]) -> None:
+        """Record what an emitted value is, for rules that run on it."""
+        self._values[name] = TensorSpec(name, dtype, tuple(shape))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._spec(name).shape
+
+    def rank(self, name: str) -> int:
+        return len(self._spec(name).shape)
+
+    def dtype(self, name: str) -> str:
+        return self._spec(name).dtype
+
+    def knows(self, name: str) -> bool:
+        return name in self._values
+
+    def is_float(self, name: str) -> bool:
+        return bool(name) and self._spec(name).is_float
+
+    def is_constant(self, name: str) -> bool:
+        return name in self._constants
+
+    def value(self, name: str) -> Array:
+        """The value of a constant.
+
+        Raises:
+            GraphError: it is computed at run time.
+        """
+        if name not in self._constants:
+            raise GraphError(f"{name!r} must be a constant but is computed at run time")
+        return self._constants[name]
+
+    def model(
+        self, inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec], name: str
+    ) -> onnx.ModelProto:
+        """A model of the nodes that `outputs` depend on; unused constants are left out."""
+        outputs = tuple(outputs)
+        nodes = live_nodes(self.nodes, {o.name for o in outputs})
+        used = {i for node in nodes for i in node.inputs}
+        graph = helper.make_graph(
+            [node.to_proto() for node in nodes],
+            name,
+            [value_info(spec) for spec in inputs],
+            [value_info(spec) for spec in outputs],
+            [
+                numpy_helper.from_array(value, constant)
+                for constant, value in self._constants.items()
+                if constant in used
+            ],
+        )
+        return helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=IR_VERSION,
+            producer_name="edgetrain",
+        )
+
+    def _spec(self, name: str) -> TensorSpec:
+        if name not in self._values:
+            raise GraphError(f"the shape of {name!r} is not known")
+        return self._values[name]
+
+
+def live_nodes(nodes: Iterable[Node], wanted: set[str]) -> list[Node]:
+    """The nodes that `wanted` values depend on, in their order."""
+    wanted = set(wanted)
+    kept = []
+    for node in reversed(list(nodes)):
+        if wanted.intersection(node.outputs):
+            kept.append(node)
+            wanted.update(node.inputs)
+    return kept[::-1]
+
+
+def value_info(spec: TensorSpec) -> onnx.ValueInfoProto:
+    dtype = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
+    return helper.make_tensor_value_info(spec.name, dtype, list(spec.shape))
+
+
+def tensor_spec(info: onnx.ValueInfoProto) -> TensorSpec:
+    """Read a value's type and static shape.
+
+    Raises:
+        GraphError: it is not a tensor, or an extent is not a number.
+    """
+    tensor = info.type.tensor_type
+    if not info.type.HasField("tensor_type") or not tensor.HasField("shape"):
+        raise GraphError(f"value {info.name!r} has no known tensor shape")
+    dims = tensor.shape.dim
+    if not all(d.HasField("dim_value") for d in dims):
+        raise GraphError(f"value {info.name!r} has an extent that is not a number")
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).name
+    return TensorSpec(info.name, dtype, tuple(int(d.dim_value) for d in dims))
+
+
+def value_table(model: onnx.ModelProto) -> dict[str, TensorSpec]:
+    """Type and shape of every value of a normalised model."""
+    graph = model.graph
+    infos = (*graph.input, *graph.value_info, *graph.output)
+    table = {info.name: tensor_spec(info) for info in infos}
+    for tensor in graph.initializer:
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type)).name
+        table[tensor.name] = TensorSpec(tensor.name, dtype, tuple(tensor.dims))
+    return table
+
+
+def constants(model: onnx.ModelProto) -> dict[str, Array]:
+    return {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+
+
+def _attribute(proto: onnx.AttributeProto) -> Attribute:
+    value = helper.get_attribute_value(proto)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if proto.type == onnx.AttributeProto.STRINGS:
+        return [cast(bytes, item).decode("utf-8", "replace") for item in value]
+    if isinstance(value, list) or hasattr(value, "extend"):
+        return list(value)
+    return value

@@ -1,0 +1,1 @@
+"""Differentiation rules, one file a family; `table.RULES` lists them all."""

@@ -1,0 +1,1 @@
+"""What a device runs: engines, estimators, optimizers and the stage worker."""

@@ -1,0 +1,1 @@
+"""Optimizers on one flat buffer."""

@@ -1,0 +1,1 @@
+"""The order of forwards, backwards and transfers, as values."""

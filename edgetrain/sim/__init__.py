@@ -1,0 +1,1 @@
+"""Fleets of simulated devices for tests and experiments."""

@@ -1,0 +1,1 @@
+"""How frames and messages travel: MQTT, or memory in one process."""

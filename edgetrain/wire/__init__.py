@@ -1,0 +1,1 @@
+"""Bytes only: frames, codecs, messages and topics, without I/O."""
