@@ -205,11 +205,13 @@ class Bundle:
             )
         if len(packed.weights) != 4 * manifest.elements:
             raise BundleError(
-                f"{len(packed.weights)} B of weights, the manifest says {4 * manifest.elements}"
+                f"{len(packed.weights)} B of weights for {manifest.elements} elements"
             )
         _check_graphs(manifest, packed.graphs)
         _check_layout(manifest)
-        return cls(manifest, packed.graphs, np.frombuffer(packed.weights, np.float32).copy())
+        return cls(
+            manifest, packed.graphs, np.frombuffer(packed.weights, np.float32).copy()
+        )
 
 
 def sha256(data: bytes) -> str:

@@ -45,9 +45,7 @@ class Node:
     def from_proto(cls, proto: onnx.NodeProto) -> Node:
         attributes = {a.name: _attribute(a) for a in proto.attribute}
         name = proto.name or (proto.output[0] if proto.output else proto.op_type)
-        return cls(
-            proto.op_type, name, tuple(proto.input), tuple(proto.output), attributes
-        )
+        return cls(proto.op_type, name, tuple(proto.input), tuple(proto.output), attributes)
 
     def to_proto(self) -> onnx.NodeProto:
         return helper.make_node(
@@ -144,12 +142,28 @@ class GraphBuilder:
             raise GraphError(f"{name!r} must be a constant but is computed at run time")
         return self._constants[name]
 
+    def spec(self, name: str) -> TensorSpec:
+        """Type and shape of a known value."""
+        return self._spec(name)
+
     def model(
-        self, inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec], name: str
+        self,
+        inputs: Iterable[TensorSpec],
+        outputs: Iterable[TensorSpec],
+        name: str,
+        nodes: Iterable[Node] | None = None,
     ) -> onnx.ModelProto:
-        """A model of the nodes that `outputs` depend on; unused constants are left out."""
+        """A model of the nodes that `outputs` depend on; unused constants are left out.
+
+        Args:
+            inputs: of the model, with their shapes.
+            outputs: of the model, with their shapes.
+            name: of the graph.
+            nodes: where to look; all that were emitted unless given.
+        """
         outputs = tuple(outputs)
-        nodes = live_nodes(self.nodes, {o.name for o in outputs})
+        wanted = {o.name for o in outputs}
+        nodes = live_nodes(self.nodes if nodes is None else nodes, wanted)
         used = {i for node in nodes for i in node.inputs}
         graph = helper.make_graph(
             [node.to_proto() for node in nodes],
@@ -182,7 +196,7 @@ def live_nodes(nodes: Iterable[Node], wanted: set[str]) -> list[Node]:
     for node in reversed(list(nodes)):
         if wanted.intersection(node.outputs):
             kept.append(node)
-            wanted.update(node.inputs)
+            wanted.update(filter(None, node.inputs))
     return kept[::-1]
 
 

@@ -21,7 +21,8 @@ class WeightSource:
     """Where a weight lives in the user's file.
 
     Attributes:
-        kind: "initializer", or "node" for the value of a Constant or ConstantOfShape node.
+        kind: "initializer", or "node" for what a Constant, ConstantOfShape or Identity node
+            gives.
         name: of the initializer, or of the node's output.
         dtype: the file's own type, as numpy names it.
     """

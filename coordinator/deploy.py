@@ -1,0 +1,93 @@
+"""Hands the stages of a plan to their devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coordinator.fleet import Event, Fleet, Gone, Said
+from edgetrain.bundle import Bundle, sha256
+from edgetrain.errors import DeviceError, FleetError
+from edgetrain.optimizer_spec import OptimizerSpec
+from edgetrain.runtime.outbox import Outbox
+from edgetrain.wire.frame import DEFAULT_CHUNK_BYTES, Address, Kind
+from edgetrain.wire.messages import Deploy, LocalData, Ready, Refused, Route
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What all stages of a plan have in common.
+
+    Attributes:
+        run, epoch: name the plan.
+        devices: in pipeline order.
+        timeout_s: for a device to load its stage and report.
+    """
+
+    run: int
+    epoch: int
+    devices: tuple[str, ...]
+    schedule: str
+    microbatches: int
+    optimizer: OptimizerSpec
+    seed: int
+    local: LocalData | None
+    timeout_s: float
+
+
+def deploy(
+    fleet: Fleet, outbox: Outbox, bundles: Sequence[Bundle], deployment: Deployment
+) -> list[Ready]:
+    """Send every stage to its device and wait until all are ready.
+
+    Returns:
+        What each device measured, in pipeline order.
+
+    Raises:
+        DeviceError: one refused, or went away.
+        FleetError: one did not report in time.
+    """
+    d = deployment
+    for stage, (device, bundle) in enumerate(zip(d.devices, bundles, strict=True)):
+        data = bundle.encode()
+        command = Deploy(
+            run=d.run,
+            epoch=d.epoch,
+            stage=stage,
+            route=Route(d.devices),
+            bundle_sha256=sha256(data),
+            bundle_bytes=len(data),
+            schedule=d.schedule,
+            microbatches=d.microbatches,
+            optimizer=d.optimizer,
+            seed=d.seed,
+            chunk_bytes=DEFAULT_CHUNK_BYTES,
+            local=d.local,
+        )
+        fleet.command(device, command)
+        address = Address(Kind.BUNDLE, d.run, d.epoch, stage)
+        outbox.put(device, address, data, chunk_bytes=DEFAULT_CHUNK_BYTES)
+    ready: dict[int, Ready] = {}
+    while len(ready) < len(d.devices):
+        event = fleet.event(d.timeout_s)
+        if event is None:
+            late = [n for stage, n in enumerate(d.devices) if stage not in ready]
+            raise FleetError(
+                f"{', '.join(late)} did not load the stage within {d.timeout_s:g} s: see the"
+                " agent's log, or raise [fleet] step_timeout_s"
+            )
+        _note(event, d, ready)
+    return [ready[stage] for stage in range(len(d.devices))]
+
+
+def _note(event: Event, deployment: Deployment, ready: dict[int, Ready]) -> None:
+    match event:
+        case Gone(device) if device in deployment.devices:
+            raise DeviceError(device, "its connection ended while it loaded its stage")
+        case Said(device, Refused() as refused) if refused.run == deployment.run:
+            raise DeviceError(device, f"refuses stage {refused.stage}: {refused.reason}")
+        case Said(_, Ready() as report):
+            if (report.run, report.epoch) == (deployment.run, deployment.epoch):
+                ready[report.stage] = report
+        case _:
+            pass

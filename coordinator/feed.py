@@ -1,0 +1,84 @@
+"""Sends the coordinator's samples into the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgetrain.bundle import Manifest
+from edgetrain.runtime.outbox import Outbox
+from edgetrain.samples import Array, BatchOrder, Samples, evaluation_rows
+from edgetrain.wire.frame import Address, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Where samples enter and where labels are compared.
+
+    Attributes:
+        run, epoch: of the plan in force.
+        first, last: manifests of the first and the last stage.
+        first_device, last_device: who runs them.
+    """
+
+    run: int
+    epoch: int
+    first: Manifest
+    last: Manifest
+    first_device: str
+    last_device: str
+    chunk_bytes: int
+
+
+class Feed:
+    """Inputs to the first stage and labels to the last, a microbatch at a time.
+
+    Attributes:
+        sent_bytes: frames of tensors so far, headers included.
+    """
+
+    def __init__(
+        self, outbox: Outbox, ends: Ends, train: Samples, evaluation: Samples | None
+    ) -> None:
+        self.sent_bytes = 0
+        self._outbox = outbox
+        self._ends = ends
+        self._train = train
+        self._evaluation = evaluation
+        self._eval_rows = (
+            list(evaluation_rows(len(evaluation), ends.first.microbatch))
+            if evaluation is not None
+            else []
+        )
+
+    def training(self, step: int, order: BatchOrder) -> None:
+        """Send all microbatches of a step."""
+        for m in range(order.microbatches):
+            taken = self._train.take(order.rows(step, m))
+            self._send(taken, step, m, evaluation=False)
+
+    def evaluation(self, block: int, microbatches: Sequence[int]) -> None:
+        """Send microbatches of the evaluation data."""
+        if self._evaluation is None:
+            return
+        for m, index in enumerate(microbatches):
+            rows, _ = self._eval_rows[index]
+            self._send(self._evaluation.take(rows), block, m, evaluation=True)
+
+    def _send(self, samples: Samples, step: int, m: int, *, evaluation: bool) -> None:
+        ends = self._ends
+        for index, spec in enumerate(ends.first.receives):
+            address = Address(
+                Kind.ACTIVATION, ends.run, ends.epoch, 0, step, m, index, evaluation
+            )
+            self._put(ends.first_device, address, samples.inputs[spec.name])
+        if samples.labels is not None:
+            stage = ends.last.stage
+            address = Address(
+                Kind.LABELS, ends.run, ends.epoch, stage, step, m, 0, evaluation
+            )
+            self._put(ends.last_device, address, samples.labels)
+
+    def _put(self, device: str, address: Address, array: Array) -> None:
+        chunk_bytes = self._ends.chunk_bytes
+        self.sent_bytes += self._outbox.put(device, address, array, chunk_bytes=chunk_bytes)

@@ -1,0 +1,178 @@
+"""The devices there are, and the events they send."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from edgetrain.bundle import MAX_BUNDLE_BYTES
+from edgetrain.errors import FleetError, WireError
+from edgetrain.transport.base import Inbound, Presence, Transport
+from edgetrain.wire.frame import parse
+from edgetrain.wire.messages import (
+    Command,
+    Hello,
+    Report,
+    decode_hello,
+    decode_report,
+    encode,
+)
+from edgetrain.wire.reassembly import Message, Reassembler
+from edgetrain.wire.topics import Channel
+
+log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES: Final = 2 << 20
+QUIET_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A device's connection ended."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A device reported something."""
+
+    device: str
+    report: Report
+
+
+Event = Gone | Said | Message
+
+
+class Fleet:
+    """All devices of a namespace.
+
+    Messages are sorted on the transport's threads and read one by one with `event`.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._arrivals: SimpleQueue[Presence | Said | Message] = SimpleQueue()
+        self._reassemblers: dict[str, Reassembler] = {}
+        self._hellos: dict[str, Hello] = {}
+        self._contested: set[str] = set()
+
+    @property
+    def transport(self) -> Transport:
+        return self._transport
+
+    def open(self) -> None:
+        """Connect and start to watch.
+
+        Raises:
+            TransportError: the broker cannot be reached or refuses us.
+        """
+        self._transport.open(self._receive, on_presence=self._arrivals.put)
+
+    def wait(
+        self, names: Collection[str], count: int, timeout_s: float
+    ) -> dict[str, Hello]:
+        """Wait until all devices named, and `count` in all, are there.
+
+        Raises:
+            FleetError: they are not there in time, or two agents bear one name.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not (set(names) <= self._hellos.keys() and len(self._hellos) >= count):
+            if not self._settle(deadline - time.monotonic()):
+                raise FleetError(_missing(names, count, self._hellos, timeout_s))
+        return self.settled()
+
+    def settled(self, quiet_s: float = QUIET_S) -> dict[str, Hello]:
+        """The devices that are there, by name, once no more appear for a moment.
+
+        Raises:
+            FleetError: two agents bear one name.
+        """
+        while self._settle(quiet_s):
+            pass
+        for name in sorted(self._contested):
+            raise FleetError(
+                f"two agents are named {name!r}: give each its own --name, stop one of"
+                " them, and start again"
+            )
+        return dict(sorted(self._hellos.items()))
+
+    def event(self, timeout_s: float) -> Event | None:
+        """The next thing that happened; None when nothing did in time."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                left = max(0.0, deadline - time.monotonic())
+                arrival = self._arrivals.get(timeout=left)
+            except Empty:
+                return None
+            if not isinstance(arrival, Presence):
+                return arrival
+            known = arrival.device in self._hellos
+            self._note(arrival)
+            if known and arrival.gone:
+                return Gone(arrival.device)
+
+    def command(self, device: str, command: Command) -> None:
+        self._transport.send(device, Channel.CONTROL, encode(command))
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def _settle(self, timeout_s: float) -> bool:
+        """Take in one arrival, presence or not; False when there is none in time."""
+        try:
+            arrival = self._arrivals.get(timeout=max(0.0, timeout_s))
+        except Empty:
+            return False
+        if isinstance(arrival, Presence):
+            self._note(arrival)
+        return True
+
+    def _note(self, presence: Presence) -> None:
+        known = self._hellos.get(presence.device)
+        if presence.gone:
+            self._hellos.pop(presence.device, None)
+            self._contested.discard(presence.device)
+            return
+        try:
+            hello = decode_hello(presence.payload)
+        except WireError as error:
+            log.warning("presence of %s ignored: %s", presence.device, error)
+            return
+        if known is not None and known.session != hello.session:
+            self._contested.add(presence.device)
+        self._hellos[presence.device] = hello
+
+    def _receive(self, inbound: Inbound) -> None:
+        try:
+            if inbound.channel is Channel.CONTROL:
+                self._arrivals.put(Said(inbound.source, decode_report(inbound.payload)))
+                return
+            frame = parse(inbound.payload, max_body_bytes=MAX_BODY_BYTES)
+            reassembler = self._reassemblers.setdefault(
+                inbound.source, Reassembler(MAX_BUNDLE_BYTES)
+            )
+            message = reassembler.feed(frame)
+            if message is not None:
+                self._arrivals.put(message)
+        except WireError as error:
+            log.warning("message from %s dropped: %s", inbound.source, error)
+
+
+def _missing(
+    names: Collection[str], count: int, devices: Collection[str], timeout_s: float
+) -> str:
+    there = ", ".join(devices) or "none"
+    wanted = ", ".join(sorted(set(names) - set(devices)))
+    need = f"waiting for {wanted}" if wanted else f"{count} are needed"
+    return (
+        f"too few devices after {timeout_s:g} s: {need}; there: {there}. Start the missing"
+        " agents (edgetrain-agent run --broker URL --name NAME) on the same broker and"
+        " namespace, or raise [fleet] wait_s"
+    )

@@ -1,0 +1,255 @@
+"""Drives a deployed pipeline: steps, evaluations, and fetching the weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from coordinator.feed import Feed
+from coordinator.fleet import Event, Fleet, Gone, Said
+from coordinator.tally import StepTotal, Tally
+from edgetrain.bundle import Manifest, view
+from edgetrain.errors import DeviceError, DivergedError, FleetError, RunError
+from edgetrain.samples import BatchOrder
+from edgetrain.wire.frame import Kind
+from edgetrain.wire.messages import (
+    Command,
+    Evaluate,
+    Evaluated,
+    Failed,
+    Fetch,
+    GradientNorm,
+    NormTotal,
+    StepDone,
+    Train,
+)
+from edgetrain.wire.reassembly import Message
+
+LAG: Final = 2  # steps that may be under way beyond the last committed one
+EVALUATION_BLOCK: Final = 32  # microbatches
+BLOCKS_UNDER_WAY: Final = 2
+
+Weights = dict[str, npt.NDArray[np.float32]]
+
+
+class Score(NamedTuple):
+    """Of an evaluation; `accuracy` is None where the loss has no classes."""
+
+    loss: float
+    accuracy: float | None
+    samples: int
+
+
+class Watcher(Protocol):
+    """Is told what happens."""
+
+    def stepped(self, total: StepTotal, tally: Tally) -> None: ...
+
+    def evaluated(self, step: int, score: Score) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A deployed plan.
+
+    Attributes:
+        devices, manifests: of the stages, in order.
+        order: which samples each step takes.
+        feed: sends them, where the coordinator has them.
+        evaluation_samples: 0: there is nothing to evaluate on.
+        timeout_s: longest silence that is not a failure.
+    """
+
+    run: int
+    epoch: int
+    devices: tuple[str, ...]
+    manifests: tuple[Manifest, ...]
+    order: BatchOrder
+    feed: Feed | None
+    evaluation_samples: int
+    timeout_s: float
+
+
+class PipelineLoop:
+    """Keeps a pipeline busy.
+
+    Args:
+        fleet: carries commands and events.
+        pipeline: what is driven.
+        watcher: is told of each step and evaluation.
+        stopped: asked between steps; True ends training early.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        pipeline: Pipeline,
+        watcher: Watcher,
+        stopped: Callable[[], bool],
+    ) -> None:
+        self._fleet = fleet
+        self._pipeline = pipeline
+        self._watcher = watcher
+        self._stopped = stopped
+        self._allowed = -1
+        self._block = 0
+        self._norms: dict[int, dict[int, float]] = {}
+        self.tally = Tally(len(pipeline.devices))
+
+    def train_until(self, step: int) -> None:
+        """Run all steps before `step`, or until stopped; ends between two steps.
+
+        Raises:
+            DivergedError: a loss is not finite.
+            DeviceError: a device failed or went away.
+            RunError: nothing happened for too long.
+        """
+        while self.tally.committed + 1 < step:
+            self._extend(step)
+            if self._allowed == self.tally.committed:
+                return  # stopped
+            self._handle(self._event())
+
+    def evaluate(self) -> Score | None:
+        """Run the evaluation samples through the present weights; None without samples."""
+        left = self._pipeline.evaluation_samples
+        if not left:
+            return None
+        microbatch = self._pipeline.manifests[0].microbatch
+        waiting: list[int] = []
+        done: list[Evaluated] = []
+        first = 0
+        while left or waiting:
+            while left and len(waiting) < BLOCKS_UNDER_WAY:
+                samples = min(left, EVALUATION_BLOCK * microbatch)
+                waiting.append(self._start_block(first, samples))
+                first += -(-samples // microbatch)
+                left -= samples
+            event = self._event()
+            if isinstance(event, Said) and isinstance(event.report, Evaluated):
+                if event.report.block in waiting:
+                    waiting.remove(event.report.block)
+                    done.append(event.report)
+            else:
+                self._handle(event)
+        score = _score(done)
+        self._watcher.evaluated(self.tally.committed + 1, score)
+        return score
+
+    def weights(self, step: int | None = None) -> Weights:
+        """Collect the weights after a step (-1: as deployed), by default the last one.
+
+        Raises:
+            DeviceError, RunError: as `train_until`.
+        """
+        p = self._pipeline
+        step = self.tally.committed if step is None else step
+        self._command(Fetch(p.run, p.epoch, step))
+        parts: dict[int, Weights] = {}
+        while len(parts) < len(p.devices):
+            event = self._event()
+            if isinstance(event, Message):
+                address = event.address
+                wanted = (Kind.WEIGHTS, p.run, p.epoch, step + 1)
+                if (address.kind, address.run, address.epoch, address.step) == wanted:
+                    parts[address.stage] = _unpack(p.manifests[address.stage], event)
+            elif not (isinstance(event, Said) and isinstance(event.report, Failed)):
+                self._handle(event)
+        return {name: array for part in parts.values() for name, array in part.items()}
+
+    def _extend(self, step: int) -> None:
+        """Allow and feed more steps, a few beyond the committed one."""
+        if self._stopped():
+            return
+        last = min(self.tally.committed + LAG, step - 1)
+        if last > self._allowed:
+            p = self._pipeline
+            self._command(Train(p.run, p.epoch, last))
+            for number in range(self._allowed + 1, last + 1):
+                if p.feed is not None:
+                    p.feed.training(number, p.order)
+            self._allowed = last
+
+    def _start_block(self, first: int, samples: int) -> int:
+        p = self._pipeline
+        self._block += 1
+        microbatches = -(-samples // p.manifests[0].microbatch)
+        block = (p.run, p.epoch, self._block, first, microbatches, samples)
+        self._command(Evaluate(*block))
+        if p.feed is not None:
+            p.feed.evaluation(self._block, range(first, first + microbatches))
+        return self._block
+
+    def _event(self) -> Event:
+        event = self._fleet.event(self._pipeline.timeout_s)
+        if event is None:
+            late = [self._pipeline.devices[stage] for stage in self.tally.behind()]
+            raise FleetError(
+                f"nothing happened for {self._pipeline.timeout_s:g} s; step"
+                f" {self.tally.committed + 2} waits for {', '.join(late)}: see the log of"
+                " that agent, or raise [fleet] step_timeout_s"
+            )
+        return event
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Gone(device) if device in self._pipeline.devices:
+                raise DeviceError(device, "its connection ended during the run")
+            case Said(device, report):
+                if (report.run, report.epoch) != (self._pipeline.run, self._pipeline.epoch):
+                    return
+                self._hear(device, report)
+            case _:
+                pass
+
+    def _hear(self, device: str, report: object) -> None:
+        match report:
+            case StepDone():
+                total = self.tally.add(report)
+                if total is not None:
+                    self._watcher.stepped(total, self.tally)
+            case GradientNorm():
+                self._add_norm(report)
+            case Failed(diverged=True, step=step):
+                raise DivergedError(step)
+            case Failed(reason=reason):
+                raise DeviceError(device, reason)
+
+    def _add_norm(self, part: GradientNorm) -> None:
+        """Send the whole model's square sum once all stages have given theirs."""
+        parts = self._norms.setdefault(part.step, {})
+        parts[part.stage] = part.square_sum
+        if len(parts) == len(self._pipeline.devices):
+            total = math.fsum(self._norms.pop(part.step).values())
+            p = self._pipeline
+            self._command(NormTotal(p.run, p.epoch, part.step, total))
+
+    def _command(self, command: Command) -> None:
+        for device in dict.fromkeys(self._pipeline.devices):
+            self._fleet.command(device, command)
+
+
+def _score(parts: Sequence[Evaluated]) -> Score:
+    samples = sum(part.samples for part in parts)
+    loss = math.fsum(part.loss_sum for part in parts) / samples
+    hits = [part.correct for part in parts]
+    accuracy = None if min(hits) < 0 else math.fsum(hits) / samples
+    return Score(loss, accuracy, samples)
+
+
+def _unpack(manifest: Manifest, message: Message) -> Weights:
+    flat: npt.NDArray[Any] = message.array((manifest.elements,))
+    return {spec.name: view(flat, spec).copy() for spec in manifest.weights}
+
+
+def merged(base: Mapping[str, npt.NDArray[np.float32]], trained: Weights) -> Weights:
+    """All weights of a model: the trained ones, and the rest as they were."""
+    unknown = trained.keys() - base.keys()
+    if unknown:
+        raise RunError(f"weights that the model does not have: {sorted(unknown)}")
+    return {**base, **trained}

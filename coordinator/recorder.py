@@ -1,0 +1,131 @@
+"""Keeps the books of a run: metrics to the folder, figures to the progress display."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from coordinator.figures import DeviceFigures, DeviceRow, Snapshot
+from coordinator.pipeline_loop import Score
+from coordinator.progress import Progress
+from coordinator.run_folder import EvalMetrics, RunFolder, StepMetrics
+from coordinator.tally import StepTotal, Tally
+from edgetrain.plan import Plan
+
+WINDOW_STEPS: Final = 20
+
+
+class Recorder:
+    """Watches the loop.
+
+    Attributes:
+        score: of the last evaluation.
+        last: of the steps so far, the last one.
+
+    Args:
+        folder: gets a line a step and evaluation.
+        progress: shows it.
+        clock: seconds, monotonic.
+        fed_bytes: what the coordinator has sent so far.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        progress: Progress,
+        clock: Callable[[], float],
+        fed_bytes: Callable[[], int],
+    ) -> None:
+        self.score: Score | None = None
+        self.last: StepTotal | None = None
+        self._folder = folder
+        self._progress = progress
+        self._clock = clock
+        self._fed_bytes = fed_bytes
+        self._fed_before = 0
+        self._start_s = clock()
+        self._plan: Plan | None = None
+        self._steps = 0
+        self._steps_per_epoch = 1
+        self._recent: deque[tuple[float, int, int]] = deque(maxlen=WINDOW_STEPS + 1)
+
+    def begin(self, plan: Plan, steps: int, steps_per_epoch: int) -> None:
+        """Say what is about to run."""
+        self._plan = plan
+        self._steps = steps
+        self._steps_per_epoch = steps_per_epoch
+        self._recent.append((self._clock(), 0, 0))
+
+    def stepped(self, total: StepTotal, tally: Tally) -> None:
+        """See `Watcher.stepped`."""
+        fed = self._fed_bytes()
+        sent_bytes = total.sent_bytes + fed - self._fed_before
+        self._fed_before = fed
+        self.last = total
+        step = total.step + 1
+        self._folder.append(
+            StepMetrics(
+                step=step,
+                epoch=total.step // self._steps_per_epoch,
+                loss=total.loss if math.isfinite(total.loss) else None,
+                seconds=round(self._clock() - self._start_s, 6),
+                bytes_sent=sent_bytes,
+            )
+        )
+        self._progress.update(self._snapshot(total, sent_bytes, tally))
+
+    def evaluated(self, step: int, score: Score) -> None:
+        """See `Watcher.evaluated`."""
+        self.score = score
+        self._folder.append(
+            EvalMetrics(
+                step=step,
+                epoch=max(0, step - 1) // self._steps_per_epoch,
+                seconds=round(self._clock() - self._start_s, 6),
+                eval_loss=score.loss if math.isfinite(score.loss) else None,
+                eval_accuracy=score.accuracy,
+            )
+        )
+
+    def rows(self, tally: Tally) -> list[DeviceRow]:
+        """What each device did, predicted beside measured."""
+        if self._plan is None:
+            return []
+        rows = []
+        for stage, totals in zip(self._plan.stages, tally.stages, strict=True):
+            compute_s = stage.predicted_forward_s + stage.predicted_backward_s
+            rows.append(
+                DeviceRow(
+                    device=stage.device,
+                    stage=stage.stage,
+                    mode=stage.mode,
+                    parameters=stage.parameters,
+                    busy=totals.busy,
+                    sent_bytes=totals.sent_bytes,
+                    predicted_s=compute_s * self._plan.microbatches,
+                    measured_s=totals.compute_s / totals.steps if totals.steps else None,
+                    predicted_memory_bytes=stage.predicted_memory_bytes,
+                )
+            )
+        return rows
+
+    def _snapshot(self, total: StepTotal, sent_bytes: int, tally: Tally) -> Snapshot:
+        self._recent.append((self._clock(), total.samples, sent_bytes))
+        recent = list(self._recent)
+        seconds = max(recent[-1][0] - recent[0][0], 1e-9)
+        devices = self._plan.stages if self._plan else ()
+        return Snapshot(
+            step=total.step + 1,
+            steps=self._steps,
+            epoch=total.step // self._steps_per_epoch,
+            loss=total.loss,
+            accuracy=self.score.accuracy if self.score else None,
+            samples_per_s=sum(samples for _, samples, _ in recent[1:]) / seconds,
+            bytes_per_s=sum(sent for _, _, sent in recent[1:]) / seconds,
+            devices=tuple(
+                DeviceFigures(stage.device, totals.recently_busy)
+                for stage, totals in zip(devices, tally.stages, strict=False)
+            ),
+        )

@@ -1,0 +1,99 @@
+"""A run as one HTML page that needs nothing else: no script, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+from coordinator.chart import Point, line_chart
+from coordinator.figures import HEADINGS, DeviceRow, cells, seconds_text
+from coordinator.run_folder import EvalMetrics, StepMetrics
+
+_STYLE: Final = """
+:root { color-scheme: light dark; --line: #2563eb; --faint: #8884; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
+  padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid var(--faint); }
+th:first-child, td:first-child { text-align: left; }
+pre { overflow-x: auto; padding: .8rem; border: 1px solid var(--faint); }
+svg { width: 100%; max-width: 640px; } svg text { font-size: 12px; fill: currentColor; }
+.m { text-anchor: middle; } .e { text-anchor: end; } .grid { stroke: var(--faint); }
+.curve { fill: none; stroke: var(--line); stroke-width: 2; } .dot { fill: var(--line); }
+.wide { overflow-x: auto; }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the page says.
+
+    Attributes:
+        title: of the page, such as the run folder's name.
+        steps, evaluations: as in ``metrics.jsonl``.
+        devices: one row a stage, predicted beside measured.
+        plan: as text.
+        config: the resolved run file.
+    """
+
+    title: str
+    steps: Sequence[StepMetrics]
+    evaluations: Sequence[EvalMetrics]
+    devices: Sequence[DeviceRow]
+    plan: str
+    config: str
+
+
+def render(report: Report) -> str:
+    """The page; every text in it is escaped."""
+    title = escape(report.title)
+    sections = [
+        ("Loss", _curve([(m.step, m.loss) for m in report.steps], "loss")),
+        (
+            "Loss on held-out data",
+            _curve([(m.step, m.eval_loss) for m in report.evaluations], "loss"),
+        ),
+        (
+            "Accuracy on held-out data",
+            _curve([(m.step, m.eval_accuracy) for m in report.evaluations], "accuracy"),
+        ),
+        ("Devices", _device_table(report.devices)),
+        ("Plan", f"<pre>{escape(report.plan)}</pre>"),
+        ("Run file", f"<pre>{escape(report.config)}</pre>"),
+    ]
+    body = "\n".join(f"<h2>{heading}</h2>\n{content}" for heading, content in sections)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width">\n'
+        f"<title>{title}</title>\n<style>{_STYLE}</style></head>\n"
+        f"<body>\n<h1>{title}</h1>\n{_summary(report)}\n{body}\n</body></html>\n"
+    )
+
+
+def _curve(points: Sequence[tuple[int, float | None]], name: str) -> str:
+    known: list[Point] = [(x, y) for x, y in points if y is not None]
+    return line_chart(known, x_name="step", y_name=name)
+
+
+def _summary(report: Report) -> str:
+    if not report.steps:
+        return "<p>No step was finished.</p>"
+    last = report.steps[-1]
+    parts = [f"{last.step} steps in {seconds_text(last.seconds)}"]
+    if last.loss is not None:
+        parts.append(f"last loss {last.loss:.4f}")
+    if report.evaluations and report.evaluations[-1].eval_accuracy is not None:
+        parts.append(f"held-out accuracy {report.evaluations[-1].eval_accuracy:.4f}")
+    return f"<p>{'; '.join(parts)}.</p>"
+
+
+def _device_table(rows: Sequence[DeviceRow]) -> str:
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in HEADINGS)
+    body = "\n".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells(row))}</tr>"
+        for row in sorted(rows, key=lambda row: row.stage)
+    )
+    return f'<div class="wide"><table><tr>{head}</tr>\n{body}</table></div>'

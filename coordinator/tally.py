@@ -1,0 +1,87 @@
+"""What the devices' reports add up to."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from edgetrain.wire.messages import StepDone
+
+RECENT_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class StepTotal:
+    """One committed step.
+
+    Attributes:
+        loss: mean over the batch.
+        sent_bytes: by all devices.
+    """
+
+    step: int
+    loss: float
+    samples: int
+    sent_bytes: int
+
+
+@dataclass(slots=True)
+class StageTotals:
+    """One stage since the run began, and lately."""
+
+    seconds: float = 0.0
+    compute_s: float = 0.0
+    sent_bytes: int = 0
+    stash_peak_bytes: int = 0
+    steps: int = 0
+    recent: deque[StepDone] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+
+    def add(self, done: StepDone) -> None:
+        self.steps += 1
+        self.seconds += done.seconds
+        self.compute_s += done.compute_s
+        self.sent_bytes += done.sent_bytes
+        self.stash_peak_bytes = max(self.stash_peak_bytes, done.stash_peak_bytes)
+        self.recent.append(done)
+
+    @property
+    def busy(self) -> float:
+        """Share of the time it computed, over all steps."""
+        return self.compute_s / self.seconds if self.seconds else 0.0
+
+    @property
+    def recently_busy(self) -> float:
+        seconds = sum(done.seconds for done in self.recent)
+        return sum(d.compute_s for d in self.recent) / seconds if seconds else 0.0
+
+
+class Tally:
+    """Collects the stages' reports; a step is committed once every stage has reported it."""
+
+    def __init__(self, stages: int) -> None:
+        self.stages = [StageTotals() for _ in range(stages)]
+        self.committed = -1
+        self._open: dict[int, dict[int, StepDone]] = {}
+
+    def add(self, done: StepDone) -> StepTotal | None:
+        """Take in a report; the step's total when it completes the step."""
+        if done.step <= self.committed or not 0 <= done.stage < len(self.stages):
+            return None
+        reports = self._open.setdefault(done.step, {})
+        if done.stage in reports:
+            return None
+        reports[done.stage] = done
+        self.stages[done.stage].add(done)
+        if len(reports) < len(self.stages) or done.step != self.committed + 1:
+            return None
+        self.committed = done.step
+        reports = self._open.pop(done.step)
+        samples = sum(report.samples for report in reports.values())
+        loss_sum = sum(report.loss_sum for report in reports.values())
+        sent_bytes = sum(report.sent_bytes for report in reports.values())
+        return StepTotal(done.step, loss_sum / max(1, samples), samples, sent_bytes)
+
+    def behind(self) -> list[int]:
+        """The stages whose report of the next step is missing."""
+        reports = self._open.get(self.committed + 1, {})
+        return [stage for stage in range(len(self.stages)) if stage not in reports]

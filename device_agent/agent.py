@@ -1,0 +1,250 @@
+"""The agent: takes stages over, runs a worker for each, and stays up whatever arrives."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Final, NamedTuple
+
+from device_agent.data import Dataset, LocalSource
+from edgetrain.bundle import MAX_BUNDLE_BYTES, Bundle, sha256
+from edgetrain.errors import BundleError, EdgeTrainError, WireError
+from edgetrain.runtime.engines.base import Engine
+from edgetrain.runtime.outbox import Outbox
+from edgetrain.runtime.stage import Stage, check_complete, required_bytes
+from edgetrain.runtime.stage_worker import BatchSource, StageWorker, Surroundings
+from edgetrain.samples import BatchOrder
+from edgetrain.schedules.table import SCHEDULES
+from edgetrain.transport.base import Inbound, Transport
+from edgetrain.wire.frame import Kind, parse
+from edgetrain.wire.messages import (
+    Command,
+    Deploy,
+    Hello,
+    Ready,
+    Refused,
+    Release,
+    Report,
+    decode_command,
+    encode,
+)
+from edgetrain.wire.reassembly import Message, Reassembler
+from edgetrain.wire.topics import COORDINATOR, Channel
+
+log = logging.getLogger(__name__)
+
+MAX_SOURCES: Final = 64
+BUNDLES_KEPT: Final = 4
+
+
+class StageKey(NamedTuple):
+    """Names one stage of one run's plan."""
+
+    run: int
+    epoch: int
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Equipment:
+    """What an agent works with."""
+
+    hello: Hello
+    engine: Engine
+    datasets: Mapping[str, Dataset] = field(default_factory=dict)
+
+
+class Agent:
+    """Runs on one device until told to stop.
+
+    Messages come in on the transport's threads, which only sort them: tensors and most
+    commands go to the worker of their stage, what builds or ends a worker to `run`.
+    """
+
+    def __init__(self, transport: Transport, equipment: Equipment) -> None:
+        self._transport = transport
+        self._equipment = equipment
+        self._outbox: Outbox | None = None
+        self._todo: SimpleQueue[Deploy | Release | Message | None] = SimpleQueue()
+        self._reassemblers: dict[str, Reassembler] = {}
+        self._workers: dict[StageKey, StageWorker] = {}
+        self._threads: dict[StageKey, threading.Thread] = {}
+        self._bundles: dict[StageKey, bytes] = {}
+        self._waiting: dict[StageKey, Deploy] = {}
+        self._max_payload_bytes = 2 << 20
+
+    def run(self) -> None:
+        """Serve until `stop` is called.
+
+        Raises:
+            TransportError: the broker cannot be reached or refuses us.
+        """
+        hello = self._equipment.hello
+        self._outbox = Outbox(self._transport, self._sort)
+        self._transport.open(self._receive, announce=encode(hello))
+        log.info("%s: ready, engine %s", hello.device, hello.engine)
+        try:
+            while (item := self._todo.get()) is not None:
+                self._handle(item)
+        finally:
+            for key in list(self._workers):
+                self._end(key, "the agent stops")
+            self._outbox.close()
+            self._transport.close()
+
+    def stop(self) -> None:
+        """Make `run` return; from any thread or a signal handler."""
+        self._todo.put(None)
+
+    def _receive(self, inbound: Inbound) -> None:
+        try:
+            if inbound.channel is Channel.CONTROL:
+                self._command(decode_command(inbound.payload))
+            else:
+                frame = parse(inbound.payload, max_body_bytes=self._max_payload_bytes)
+                message = self._reassembler(inbound.source).feed(frame)
+                if message is not None:
+                    self._sort(message)
+        except WireError as error:
+            log.warning("message from %s dropped: %s", inbound.source, error)
+
+    def _command(self, command: Command) -> None:
+        if isinstance(command, Deploy | Release):
+            self._todo.put(command)
+            return
+        for key, worker in tuple(self._workers.items()):
+            if (key.run, key.epoch) == (command.run, command.epoch):
+                worker.give(command)
+
+    def _sort(self, message: Message) -> None:
+        address = message.address
+        if address.kind is Kind.BUNDLE:
+            self._todo.put(message)
+            return
+        worker = self._workers.get(StageKey(address.run, address.epoch, address.stage))
+        if worker is None:
+            log.warning("tensor dropped: no such stage here: %s", address)
+        else:
+            worker.give(message)
+
+    def _reassembler(self, source: str) -> Reassembler:
+        if source not in self._reassemblers:
+            if len(self._reassemblers) >= MAX_SOURCES:
+                del self._reassemblers[next(iter(self._reassemblers))]
+            self._reassemblers[source] = Reassembler(MAX_BUNDLE_BYTES)
+        return self._reassemblers[source]
+
+    def _handle(self, item: Deploy | Release | Message) -> None:
+        match item:
+            case Deploy():
+                key = StageKey(item.run, item.epoch, item.stage)
+                self._waiting = {key: item, **self._waiting_for(item.run)}
+            case Message():
+                address = item.address
+                key = StageKey(address.run, address.epoch, address.stage)
+                self._bundles[key] = bytes(item.body)
+                while len(self._bundles) > BUNDLES_KEPT:
+                    del self._bundles[next(iter(self._bundles))]
+            case Release():
+                for key in [k for k in self._workers if k.run == item.run]:
+                    self._end(key, item.reason)
+                return
+        if key in self._waiting and key in self._bundles:
+            self._take_over(self._waiting.pop(key), self._bundles.pop(key), key)
+
+    def _waiting_for(self, run: int) -> dict[StageKey, Deploy]:
+        """Deployments of the run that still wait for their bundle; others are stale."""
+        return {key: deploy for key, deploy in self._waiting.items() if key.run == run}
+
+    def _take_over(self, deploy: Deploy, data: bytes, key: StageKey) -> None:
+        """Load a stage and report, whichever way it goes."""
+        for other in [k for k in self._workers if k[:2] != key[:2] or k == key]:
+            self._end(other, "another plan takes its place")
+        try:
+            ready = self._load(deploy, data, key)
+        except EdgeTrainError as error:
+            log.error("stage %d refused: %s", deploy.stage, error)
+            ids = (deploy.run, deploy.epoch, deploy.stage)
+            self._report(Refused(*ids, reason=str(error)))
+        else:
+            self._report(ready)
+
+    def _load(self, deploy: Deploy, data: bytes, key: StageKey) -> Ready:
+        if len(data) != deploy.bundle_bytes or sha256(data) != deploy.bundle_sha256:
+            raise BundleError(
+                f"the bundle of stage {deploy.stage} does not match its hash: it was damaged"
+                " or altered on the way"
+            )
+        bundle = Bundle.decode(data)
+        manifest = bundle.manifest
+        check_complete(manifest)
+        if manifest.stage != deploy.stage or deploy.schedule not in SCHEDULES:
+            raise BundleError(
+                f"a bundle of stage {manifest.stage} with schedule {deploy.schedule!r} was"
+                f" sent for stage {deploy.stage}: the coordinator's version differs from"
+                " this agent's"
+            )
+        schedule = SCHEDULES[deploy.schedule]
+        peak = schedule.stash_peak(deploy.stage, manifest.stages, deploy.microbatches)
+        needed = required_bytes(manifest, deploy.optimizer, peak)
+        self._check_memory(needed)
+        stage = Stage(
+            bundle,
+            self._equipment.engine,
+            deploy.optimizer,
+            microbatches=deploy.microbatches,
+            seed=deploy.seed,
+        )
+        timing = stage.warm_up()
+        self._start(deploy, stage, key)
+        ids = (deploy.run, deploy.epoch, deploy.stage)
+        return Ready(*ids, timing.forward_s, timing.backward_s, needed)
+
+    def _check_memory(self, needed: int) -> None:
+        limit = self._equipment.hello.memory_bytes
+        if needed > limit:
+            raise EdgeTrainError(
+                f"the stage needs {needed / 1e6:.1f} MB, this device lends"
+                f" {limit / 1e6:.1f} MB: use more microbatches, more stages, a schedule with"
+                " a smaller stash (1f1b), or raise the agent's memory setting"
+            )
+
+    def _start(self, deploy: Deploy, stage: Stage, key: StageKey) -> None:
+        if self._outbox is None:
+            raise EdgeTrainError("the agent is not running")
+        source = self._source(deploy, stage)
+        world = Surroundings(self._outbox, self._report, time.perf_counter, source)
+        worker = StageWorker(deploy, stage, world)
+        name = f"{self._transport.name}.stage{deploy.stage}"
+        thread = threading.Thread(target=worker.run, name=name, daemon=True)
+        self._workers[key] = worker
+        self._threads[key] = thread
+        thread.start()
+
+    def _source(self, deploy: Deploy, stage: Stage) -> BatchSource | None:
+        local = deploy.local
+        if local is None or deploy.stage > 0:
+            return None
+        dataset = self._equipment.datasets.get(local.dataset)
+        if dataset is None:
+            known = ", ".join(self._equipment.datasets) or "none"
+            raise EdgeTrainError(f"no data set {local.dataset!r} here; there are: {known}")
+        batches = BatchOrder(
+            len(dataset.train),
+            local.batch_size,
+            deploy.microbatches,
+            deploy.seed,
+            local.shuffle,
+        )
+        return LocalSource(dataset, local, stage.manifest, batches)
+
+    def _end(self, key: StageKey, reason: str) -> None:
+        self._workers.pop(key).give(Release(key.run, key.epoch, reason))
+        self._threads.pop(key).join(timeout=10.0)
+
+    def _report(self, report: Report) -> None:
+        self._transport.send(COORDINATOR, Channel.CONTROL, encode(report))

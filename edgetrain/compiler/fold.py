@@ -1,0 +1,159 @@
+"""Computing ahead what does not depend on data or weights, and moving to one opset."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper, version_converter
+from onnxscript import optimizer
+
+from edgetrain.compiler import reference, shapes
+from edgetrain.compiler.agreement import RANDOM
+from edgetrain.compiler.intake import opset
+from edgetrain.compiler.program import OPSET
+from edgetrain.compiler.tidy import (
+    drop_dead,
+    lift_constants,
+    set_nodes,
+    sort_nodes,
+    subgraphs,
+)
+from edgetrain.errors import GraphError
+from edgetrain.tensors import TensorSpec
+
+Array = npt.NDArray[Any]
+
+# Elements; small enough to leave weights alone, large enough for shapes and conditions.
+_CONDITION_ELEMENTS: Final = 64
+_MAX_PASSES: Final = 16
+
+
+def fold(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> None:
+    """Replace all that is constant by initializers, in place, until nothing changes.
+
+    Args:
+        model: static input shapes, no control flow.
+        feeds: value of every input, to measure shapes that inference leaves open.
+    """
+    graph = model.graph
+    for _ in range(_MAX_PASSES):
+        before = len(graph.node)
+        lift_constants(graph)
+        _fold_shapes(graph, shapes.known(shapes.infer(model)))
+        _fold_constants(model)
+        drop_dead(graph)
+        if len(graph.node) == before:
+            if not any(node.op_type in ("Shape", "Size") for node in graph.node):
+                return
+            _fold_shapes(graph, shapes.known(shapes.complete(model, feeds)))
+
+
+def fold_control_flow(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in which If nodes with a constant condition are their taken branch."""
+    for _ in range(_MAX_PASSES):
+        before = sum(1 for node in model.graph.node if any(subgraphs(node)))
+        if not before:
+            return model
+        optimizer.fold_constants(
+            model,
+            input_size_limit=_CONDITION_ELEMENTS,
+            output_size_limit=_CONDITION_ELEMENTS,
+        )
+        sort_nodes(model.graph)
+        if before == sum(1 for node in model.graph.node if any(subgraphs(node))):
+            return model
+    return model
+
+
+def convert(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy at opset 20.
+
+    Raises:
+        GraphError: an operator has no equivalent there.
+    """
+    version = opset(model)
+    if version != OPSET and not _same_meaning(model.graph, version):
+        try:
+            model = version_converter.convert_version(model, OPSET)
+        except (RuntimeError, version_converter.ConvertError) as error:
+            reason = str(error).strip().split("\n", 1)[0]
+            raise GraphError(
+                f"the model cannot be moved from opset {version} to {OPSET}: {reason};"
+                f" export it again with opset_version={OPSET}"
+            ) from error
+    del model.opset_import[:]
+    model.opset_import.append(helper.make_opsetid("", OPSET))
+    return model
+
+
+def _same_meaning(graph: onnx.GraphProto, version: int) -> bool:
+    """Whether no operator of the graph changed between `version` and ours."""
+
+    def since(op_type: str, at: int) -> int:
+        try:
+            return onnx.defs.get_schema(op_type, at, "").since_version
+        except onnx.defs.SchemaError:
+            return -1
+
+    ops = {node.op_type for node in graph.node}
+    return all(since(op, version) == since(op, OPSET) > 0 for op in ops)
+
+
+def _fold_shapes(graph: onnx.GraphProto, specs: Mapping[str, TensorSpec]) -> None:
+    outputs = {out.name for out in graph.output}
+    kept = []
+    for node in graph.node:
+        foldable = node.op_type in ("Shape", "Size") and node.input[0] in specs
+        if not foldable or node.output[0] in outputs:
+            kept.append(node)
+            continue
+        shape = specs[node.input[0]].shape
+        if node.op_type == "Size":
+            value = np.asarray(math.prod(shape), np.int64)
+        else:
+            bounds = {a.name: a.i for a in node.attribute}
+            part = shape[bounds.get("start", 0) : bounds.get("end")]
+            value = np.asarray(part, np.int64)
+        graph.initializer.append(numpy_helper.from_array(value, node.output[0]))
+    set_nodes(graph, kept)
+
+
+def _fold_constants(model: onnx.ModelProto) -> None:
+    """Run, once, all nodes that read nothing but initializers."""
+    graph = model.graph
+    outputs = {out.name for out in graph.output}
+    constant = {tensor.name for tensor in graph.initializer}
+    ready, rest = [], []
+    for node in graph.node:
+        reads = [name for name in node.input if name]
+        pure = reads and node.op_type not in RANDOM and constant.issuperset(reads)
+        if pure and not outputs.intersection(node.output):
+            ready.append(node)
+            constant.update(node.output)
+        else:
+            rest.append(node)
+    if not ready:
+        return
+    made = {name for node in ready for name in node.output}
+    wanted = sorted({name for node in rest for name in node.input if name in made})
+    if wanted:
+        values = reference.run(_constant_part(model, ready), {}, wanted)
+        graph.initializer.extend(
+            numpy_helper.from_array(values[name], name) for name in wanted
+        )
+    set_nodes(graph, rest)
+
+
+def _constant_part(model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> onnx.ModelProto:
+    read = set(itertools.chain.from_iterable(node.input for node in nodes))
+    tensors: list[TensorProto] = [t for t in model.graph.initializer if t.name in read]
+    graph = helper.make_graph(nodes, "constants", [], [], tensors)
+    return helper.make_model(
+        graph, opset_imports=model.opset_import, ir_version=model.ir_version
+    )

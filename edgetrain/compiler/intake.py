@@ -1,0 +1,187 @@
+"""What a model must be before it is rewritten: refusals, inference form, float32."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import onnx
+from onnx import AttributeProto, TensorProto, helper, inliner, numpy_helper
+
+from edgetrain.compiler.tidy import all_nodes, graphs, sort_nodes
+from edgetrain.errors import GraphError
+
+MIN_OPSET: Final = 7
+CONTROL_FLOW: Final = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+_MIN_IR: Final = 8  # from 4 on an initializer need not be an input too
+_STANDARD: Final = frozenset({"", "ai.onnx"})
+_OTHER_FLOATS: Final = frozenset({TensorProto.FLOAT16, TensorProto.DOUBLE})
+# Attributes that name the element type of a node's output.
+_TYPE_ATTRIBUTES: Final = frozenset({"to", "dtype", "output_dtype"})
+
+
+def opset(model: onnx.ModelProto) -> int:
+    """The version of the standard operators the model uses; 0 when it names none."""
+    return max((o.version for o in model.opset_import if o.domain in _STANDARD), default=0)
+
+
+def open_up(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy with functions inlined, nodes sorted and only true inputs as inputs.
+
+    Raises:
+        GraphError: an opset, operator or value kind that cannot be handled.
+    """
+    _check_opset(model)
+    _check_values(model)
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    if copy.functions:
+        copy = inliner.inline_local_functions(copy)
+    graph = copy.graph
+    held = {tensor.name for tensor in graph.initializer}
+    inputs = [info for info in graph.input if info.name not in held]
+    del graph.input[:]
+    graph.input.extend(inputs)
+    del graph.value_info[:]
+    for node in all_nodes(graph):
+        _check_domain(node)
+        node.domain = ""
+    version = opset(copy)
+    del copy.opset_import[:]
+    copy.opset_import.append(helper.make_opsetid("", version))
+    copy.ir_version = max(copy.ir_version, _MIN_IR)
+    sort_nodes(graph)
+    return copy
+
+
+def to_inference(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Switch Dropout and BatchNormalization to inference, in place.
+
+    Raises:
+        GraphError: a node reads what only training produces, such as a Dropout mask.
+    """
+    read = {name for node in all_nodes(model.graph) for name in node.input}
+    read.update(out.name for out in model.graph.output)
+    for node in all_nodes(model.graph):
+        if node.op_type not in ("Dropout", "BatchNormalization"):
+            continue
+        for name in node.output[1:]:
+            if name and name in read:
+                raise GraphError(
+                    f"{node.op_type} node {_label(node)} also gives {name!r}, which the"
+                    " graph uses and inference does not have; export it in eval mode"
+                )
+        del node.output[1:]
+        if node.op_type == "Dropout":
+            del node.input[2:]
+        _drop_attribute(node, "training_mode")
+    return model
+
+
+def to_float32(model: onnx.ModelProto) -> frozenset[str]:
+    """Make every half and double tensor of the graph a float, in place.
+
+    Returns:
+        The types that were replaced, as numpy names them.
+    """
+    found = set()
+    for graph in graphs(model.graph):
+        for info in (*graph.input, *graph.output):
+            tensor_type = info.type.tensor_type
+            if tensor_type.elem_type in _OTHER_FLOATS:
+                found.add(tensor_type.elem_type)
+                tensor_type.elem_type = TensorProto.FLOAT
+        for tensor in graph.initializer:
+            found |= _narrow(tensor)
+        for node in graph.node:
+            found |= _narrow_attributes(node)
+    return frozenset(helper.tensor_dtype_to_np_dtype(t).name for t in found)
+
+
+def _narrow_attributes(node: onnx.NodeProto) -> set[int]:
+    found = set()
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.TENSOR:
+            found |= _narrow(attribute.t)
+        elif attribute.name in _TYPE_ATTRIBUTES and attribute.i in _OTHER_FLOATS:
+            found.add(attribute.i)
+            attribute.i = TensorProto.FLOAT
+    return found
+
+
+def _narrow(tensor: TensorProto) -> set[int]:
+    data_type = tensor.data_type
+    if data_type not in _OTHER_FLOATS:
+        return set()
+    value = numpy_helper.to_array(tensor).astype("float32")
+    tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+    return {data_type}
+
+
+def _check_opset(model: onnx.ModelProto) -> None:
+    version, newest = opset(model), onnx.defs.onnx_opset_version()
+    if not MIN_OPSET <= version <= newest:
+        raise GraphError(
+            f"the model uses opset {version}; {MIN_OPSET} to {newest} can be read."
+            f" Export it again with opset_version=20"
+        )
+
+
+def _check_values(model: onnx.ModelProto) -> None:
+    graph = model.graph
+    for sparse in graph.sparse_initializer:
+        raise GraphError(
+            f"initializer {sparse.values.name!r} is sparse, which cannot be trained;"
+            " store it as a dense tensor"
+        )
+    for info in (*graph.input, *graph.output):
+        if not info.type.HasField("tensor_type"):
+            kind = info.type.WhichOneof("value") or "value of unknown type"
+            raise GraphError(
+                f"{info.name!r} is a {kind.removesuffix('_type')}, not a tensor; export a"
+                " model whose inputs and outputs are tensors"
+            )
+    for tensor in graph.initializer:
+        if tensor.data_type == TensorProto.BFLOAT16:
+            raise GraphError(
+                f"initializer {tensor.name!r} is bfloat16, which ONNX Runtime's CPU kernels"
+                " cannot run; export the model as float32"
+            )
+
+
+def _check_domain(node: onnx.NodeProto) -> None:
+    if node.domain not in _STANDARD:
+        raise GraphError(
+            f"node {_label(node)} is the custom op {node.domain}::{node.op_type}, which has"
+            " no known derivative; export the model with standard ONNX operators only"
+        )
+    if any(a.HasField("sparse_tensor") for a in node.attribute):
+        raise GraphError(
+            f"node {_label(node)} holds a sparse tensor; store it as a dense one"
+        )
+
+
+def refuse_control_flow(graph: onnx.GraphProto) -> None:
+    """Raises GraphError for the first node that has a graph of its own."""
+    for node in graph.node:
+        if node.op_type in CONTROL_FLOW or _has_graph(node):
+            raise GraphError(
+                f"{node.op_type} node {_label(node)} depends on the data, and control flow"
+                " cannot be trained; export the model with fixed shapes and without Python"
+                " branches or loops on tensor values"
+            )
+
+
+def _has_graph(node: onnx.NodeProto) -> bool:
+    return any(
+        a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute
+    )
+
+
+def _drop_attribute(node: onnx.NodeProto, name: str) -> None:
+    kept = [a for a in node.attribute if a.name != name]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+
+
+def _label(node: onnx.NodeProto) -> str:
+    return repr(node.name or (node.output[0] if node.output else node.op_type))

@@ -1,0 +1,226 @@
+"""Any inference ONNX model to the compiler's working form, checked against the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from edgetrain.compiler import agreement, intake, sites, weights
+from edgetrain.compiler import shapes as static
+from edgetrain.compiler.build import tensor_spec
+from edgetrain.compiler.fold import convert, fold, fold_control_flow
+from edgetrain.compiler.program import IR_VERSION, Program
+from edgetrain.compiler.tidy import drop_aliases, drop_dead, lift_constants, subgraphs
+from edgetrain.errors import EngineError, GraphError
+
+Array = npt.NDArray[Any]
+Shapes = Mapping[str, tuple[int, ...]]
+_NAMED: Final = 4  # names that a remark lists before it only counts
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A model on its way to a Program; `feeds` are random data inputs."""
+
+    model: onnx.ModelProto
+    batch: int
+    feeds: dict[str, Array]
+    weights: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    tolerance: float = agreement.TOLERANCE
+
+    @property
+    def all_feeds(self) -> dict[str, Array]:
+        return {**self.feeds, **self.weights}
+
+    def trial(
+        self, original: onnx.ModelProto, extents: Mapping[str, int]
+    ) -> agreement.Trial:
+        return agreement.Trial(
+            original, self.model, self.weights, self.batch, extents, self.tolerance
+        )
+
+
+def normalise(
+    model: onnx.ModelProto, *, batch: int, shapes: Shapes | None = None
+) -> Program:
+    """Bring a model to opset 20, static shapes and weights as inputs.
+
+    The result is run beside the file's own graph on one random input. Half and double
+    tensors become floats. Where the file fixes another batch size, the common rows must
+    come out equal.
+
+    Args:
+        model: as loaded, of opset 7 to the newest that onnx knows; it is not altered.
+        batch: samples a microbatch: the leading extent of every data input.
+        shapes: shape without the batch of an input that the file leaves open.
+
+    Raises:
+        GraphError: the model holds what cannot be trained, a shape is missing, the batch
+            size is fixed inside the graph, or the result does not compute the same.
+    """
+    if batch < 1:
+        raise GraphError(f"the batch size is {batch}; it must be at least 1")
+    original = intake.to_inference(intake.open_up(model))
+    work = onnx.ModelProto()
+    work.CopyFrom(original)
+    extents = _bind(work.graph, batch, shapes or {})
+    sample = agreement.sample(work.graph, max([batch, *extents.values()]))
+    draft = _Draft(work, batch, agreement.leading(sample, dict.fromkeys(sample, batch)))
+    foreign = {name: extent for name, extent in extents.items() if extent != batch}
+    try:
+        _rewrite(draft, sites.find(model), foreign)
+        remark = agreement.verify(draft.trial(original, extents), sample)
+    except (GraphError, EngineError) as error:
+        if len(set(extents.values())) == 1 and foreign:
+            # What fails at the file's own batch size too has another reason.
+            normalise(model, batch=next(iter(foreign.values())), shapes=shapes)
+        raise _explained(error, foreign, batch) from error
+    draft.remarks += [remark] if remark else []
+    return _program(draft, model)
+
+
+def _explained(
+    error: GraphError | EngineError, foreign: Mapping[str, int], batch: int
+) -> GraphError:
+    for name, extent in foreign.items():
+        return GraphError(
+            f"the model fixes its batch size: input {name!r} takes {extent}, and with"
+            f" {batch} its rows are not independent or it does not run ({error}). Use"
+            f" microbatches of {extent}, or export it with a dynamic batch axis"
+        )
+    return GraphError(str(error))
+
+
+def _rewrite(
+    draft: _Draft, held: Mapping[str, sites.Site], foreign: Mapping[str, int]
+) -> None:
+    """Take the draft's model to its final form, collecting weights and remarks."""
+    _remark_dropout(draft)
+    narrowed = intake.to_float32(draft.model)
+    if "float16" in narrowed:
+        draft.tolerance = agreement.HALF_TOLERANCE
+    if narrowed:
+        draft.feeds = agreement.as_float32(draft.feeds)
+        draft.remarks.append(
+            f"The file holds {' and '.join(sorted(narrowed))} tensors: they train as"
+            " float32 and are rounded to the file's type on export."
+        )
+    _lift_weights(draft, held)
+    if any(any(subgraphs(node)) for node in draft.model.graph.node):
+        draft.model = fold_control_flow(draft.model)
+        _lift_weights(draft, held)
+    intake.refuse_control_flow(draft.model.graph)
+    fold(draft.model, draft.all_feeds)
+    _rebatch(draft, foreign)
+    draft.model = convert(draft.model)
+    fold(draft.model, draft.all_feeds)
+    draft.model = static.infer(draft.model)
+    drop_aliases(draft.model.graph)
+    drop_dead(draft.model.graph)
+    _drop_unused(draft)
+    draft.model = static.complete(draft.model, draft.all_feeds)
+    draft.model.ir_version = IR_VERSION
+    _remark_sharing(draft)
+    _remark_frozen(draft)
+
+
+def _rebatch(draft: _Draft, foreign: Mapping[str, int]) -> None:
+    for old in set(foreign.values()):
+        changed = static.rebatch(draft.model.graph, draft.feeds, old, draft.batch)
+        if changed:
+            draft.remarks.append(
+                f"Reshape nodes that fix a batch of {old} in the file ({changed} of them) take"
+                f" {draft.batch} in training."
+            )
+
+
+def _lift_weights(draft: _Draft, held: Mapping[str, sites.Site]) -> None:
+    graph = draft.model.graph
+    lift_constants(graph)
+    copies = weights.unshare(graph, held)
+    if copies:
+        draft.remarks.append(
+            "Merged with a tensor of equal value when the file was exported, and tensors of"
+            f" their own from now on: {_names(copies)}."
+        )
+    if not any(any(subgraphs(node)) for node in graph.node):
+        drop_aliases(graph)
+    draft.weights.update(weights.lift(graph, held))
+
+
+def _drop_unused(draft: _Draft) -> None:
+    graph = draft.model.graph
+    read = {name for node in graph.node for name in node.input}
+    read.update(out.name for out in graph.output)
+    unused = [name for name in draft.weights if name not in read]
+    for name in unused:
+        del draft.weights[name]
+    kept = [info for info in graph.input if info.name not in unused]
+    del graph.input[:]
+    graph.input.extend(kept)
+    if unused:
+        draft.remarks.append(
+            f"No output depends on these, which stay as they are: {_names(unused)}."
+        )
+
+
+def _program(draft: _Draft, model: onnx.ModelProto) -> Program:
+    graph = draft.model.graph
+    held = sites.find(model)
+    states = {
+        name
+        for node in graph.node
+        if node.op_type == "BatchNormalization"
+        for name in node.input[3:5]
+    }
+    return Program(
+        model=draft.model,
+        weights=draft.weights,
+        sources={name: held[name].source for name in draft.weights},
+        inputs=tuple(tensor_spec(i) for i in graph.input if i.name not in draft.weights),
+        outputs=tuple(tensor_spec(out) for out in graph.output),
+        batch=draft.batch,
+        states=frozenset(states & draft.weights.keys()),
+        remarks=tuple(draft.remarks),
+    )
+
+
+def _remark_dropout(draft: _Draft) -> None:
+    if any(node.op_type == "Dropout" for node in draft.model.graph.node):
+        draft.remarks.append("Dropout is removed: the model trains without it.")
+
+
+def _remark_sharing(draft: _Draft) -> None:
+    shared = weights.tied(draft.model.graph, draft.weights)
+    if shared:
+        draft.remarks.append(
+            "Parameters of several operators, which train as one, as the file has them (an"
+            f" exporter may have merged them for equal values): {_names(shared)}."
+        )
+
+
+def _remark_frozen(draft: _Draft) -> None:
+    frozen = weights.frozen(draft.model.graph)
+    if frozen:
+        draft.remarks.append(
+            "Constant in training, as the file holds them inside a function or under a name"
+            f" it uses twice: {_names(frozen)}."
+        )
+
+
+def _bind(graph: onnx.GraphProto, batch: int, shapes: Shapes) -> dict[str, int]:
+    """Bind the inputs' shapes; returns the rows the file's graph takes for each input."""
+    held = {tensor.name for tensor in graph.initializer}
+    fixed = static.bind(graph, batch, shapes)
+    return {i.name: fixed.get(i.name, batch) for i in graph.input if i.name not in held}
+
+
+def _names(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

@@ -1,0 +1,56 @@
+"""One stage before it is compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from edgetrain.bundle import Mode
+from edgetrain.compiler.build import Node
+from edgetrain.tensors import TensorSpec
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of a program's nodes and what it has to do.
+
+    Attributes:
+        stage, stages: its number, and how many there are.
+        mode: how it obtains its gradients.
+        nodes: in order.
+        receives, sends: the values that cross its two ends.
+        influenced: values that some trained weight has an influence on.
+        loss: name of the loss.
+        target: what the loss applies to; empty for all but the last stage.
+        batch_statistics: BatchNormalization uses its microbatch's statistics.
+    """
+
+    stage: int
+    stages: int
+    mode: Mode
+    nodes: tuple[Node, ...]
+    receives: tuple[TensorSpec, ...]
+    sends: tuple[TensorSpec, ...]
+    influenced: frozenset[str]
+    loss: str
+    target: str
+    batch_statistics: bool
+
+    @cached_property
+    def made(self) -> frozenset[str]:
+        """Every value its nodes make."""
+        return frozenset(name for node in self.nodes for name in node.outputs if name)
+
+    @cached_property
+    def read(self) -> tuple[str, ...]:
+        """Every value its nodes read, in order of first use."""
+        return tuple(dict.fromkeys(n for node in self.nodes for n in node.inputs if n))
+
+    @cached_property
+    def wanted_upstream(self) -> tuple[str, ...]:
+        """The received values whose cotangent some weight upstream needs."""
+        return tuple(
+            spec.name
+            for spec in self.receives
+            if spec.is_float and spec.name in self.influenced
+        )

@@ -1,0 +1,207 @@
+"""Conv and ConvTranspose, in the formulations that are fast on an inference engine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from edgetrain.compiler.build import GraphBuilder, Node
+from edgetrain.compiler.rules.base import Cotangents, Tangents, add_all
+from edgetrain.compiler.rules.shaping import (
+    Shape,
+    channel_sums,
+    per_channel,
+    reshape,
+    reshape_from,
+    sum_axes,
+    sum_to,
+)
+from edgetrain.compiler.rules.window import Window, window
+from edgetrain.errors import UnsupportedOpError
+
+# Up to so many input channels, one product over all taps beats a product a tap.
+FEW_CHANNELS: Final = 8
+# Below this extent, or with a stride, or from this many taps on, a depthwise weight
+# gradient is faster with channels last.
+SMALL_MAP: Final = 14
+MANY_TAPS: Final = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Correlation:
+    """The sizes of a convolution from [N, C, *image] to [N, M, *steps]."""
+
+    batch: int
+    channels: int
+    features: int
+    groups: int
+    window: Window
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        return (self.features, self.channels // self.groups, *self.window.kernel)
+
+    @property
+    def positions(self) -> int:
+        return math.prod(self.window.steps)
+
+    @property
+    def depthwise(self) -> bool:
+        return self.groups == self.channels == self.features and self.groups > 1
+
+
+def conv_vjp(g: GraphBuilder, node: Node, dy: str) -> Cotangents:
+    """y = conv(x, w) + b: dx is a transposed convolution, dw a correlation of x and dy."""
+    x, w = node.inputs[:2]
+    c = _conv_sizes(g, node)
+    dx = _conv_dx(g, w, dy, c)
+    return dx, conv_dw(g, x, dy, c), channel_sums(g, dy, g.shape(node.output))
+
+
+def conv_jvp(g: GraphBuilder, node: Node, tangents: Tangents) -> str | None:
+    """ty = conv(tx, w) + conv(x, tw) + tb."""
+    x, w = node.inputs[:2]
+    tx, tw, tb = (*tangents, None)[:3]
+    product = add_all(
+        g,
+        tx and g(node.op_type, tx, w, **node.attributes),
+        tw and g(node.op_type, x, tw, **node.attributes),
+    )
+    if tb is None:
+        return product
+    shape = g.shape(node.output)
+    tb = per_channel(g, tb, len(shape))
+    return g("Add", product, tb) if product else g("Expand", tb, g.ints(*shape))
+
+
+def conv_transpose_vjp(g: GraphBuilder, node: Node, dy: str) -> Cotangents:
+    """A transposed convolution is the dx of a convolution, so its dx is a convolution.
+
+    The weight gradient is that of the convolution from y to x, roles swapped.
+
+    Raises:
+        UnsupportedOpError: the output's size is given instead of the pads.
+    """
+    x, w = node.inputs[:2]
+    c = _conv_transpose_sizes(g, node)
+    dx = g(
+        "Conv", dy, w,
+        kernel_shape=list(c.window.kernel), strides=list(c.window.strides),
+        dilations=list(c.window.dilations), group=c.groups,
+        pads=[*c.window.begin, *c.window.end],
+    )  # fmt: skip
+    return dx, conv_dw(g, dy, x, c), channel_sums(g, dy, g.shape(node.output))
+
+
+def conv_dw(g: GraphBuilder, image: str, dy: str, c: Correlation) -> str:
+    """The weight gradient [M, C / groups, *kernel] of a convolution.
+
+    Args:
+        g: where to emit.
+        image: what the windows slide over, [N, C, *image].
+        dy: cotangent of the result, [N, M, *steps].
+        c: the sizes.
+
+    Dense: for each tap of the kernel one product dy @ x_tap^T, batched over N (and
+    groups), summed over N. With few input channels these products are too thin, so all
+    taps are stacked into one. Depthwise: element-wise products and sums, since a matrix
+    product would compute all pairs of channels to keep the diagonal.
+    """
+    padded = c.window.padded(g, image)
+    if c.depthwise:
+        last = (
+            any(s > 1 for s in c.window.strides)
+            or max(c.window.steps) <= SMALL_MAP
+            or math.prod(c.window.kernel) >= MANY_TAPS
+        )
+        return (_depthwise_channels_last if last else _depthwise)(g, padded, dy, c)
+    taps = [_tap(g, padded, offset, c) for offset in c.window.taps]
+    if c.groups == 1 and c.channels <= FEW_CHANNELS and len(taps) > 1:
+        return _stacked(g, taps, dy, c)
+    return _tap_by_tap(g, taps, dy, c)
+
+
+def _conv_dx(g: GraphBuilder, w: str, dy: str, c: Correlation) -> str:
+    if c.window.points and c.groups == 1:
+        swapped = [1, 0, *range(2, 2 + len(c.window.kernel))]
+        return g("Conv", dy, g("Transpose", w, perm=swapped))
+    return g("ConvTranspose", dy, w, group=c.groups, **c.window.transposed())
+
+
+def _tap(g: GraphBuilder, padded: str, offset: Shape, c: Correlation) -> str:
+    return padded if c.window.points else c.window.tap(g, padded, offset)
+
+
+def _tap_by_tap(g: GraphBuilder, taps: list[str], dy: str, c: Correlation) -> str:
+    split = (c.batch,) if c.groups == 1 else (c.batch, c.groups)
+    features, channels = c.features // c.groups, c.channels // c.groups
+    rank = len(split) + 2
+    swapped = [*range(rank - 2), rank - 1, rank - 2]
+    rows = reshape(g, dy, (*split, features, c.positions))
+    parts = []
+    for tap in taps:
+        columns = reshape(g, tap, (*split, channels, c.positions))
+        product = g("MatMul", rows, g("Transpose", columns, perm=swapped))
+        total = sum_axes(g, product, [0])
+        parts.append(reshape(g, total, (c.features, channels, 1)))
+    joined = parts[0] if len(parts) == 1 else g("Concat", *parts, axis=2)
+    return reshape(g, joined, c.weight_shape)
+
+
+def _stacked(g: GraphBuilder, taps: list[str], dy: str, c: Correlation) -> str:
+    flat = [reshape(g, tap, (c.batch, c.channels, c.positions)) for tap in taps]
+    stack = g("Concat", *flat, axis=1)
+    rows = reshape(g, dy, (c.batch, c.features, c.positions))
+    product = g("MatMul", stack, g("Transpose", rows, perm=[0, 2, 1]))
+    total = reshape(g, sum_axes(g, product, [0]), (len(taps), c.channels, c.features))
+    return reshape(g, g("Transpose", total, perm=[2, 1, 0]), c.weight_shape)
+
+
+def _depthwise(g: GraphBuilder, padded: str, dy: str, c: Correlation) -> str:
+    shape = (c.batch, c.channels, *c.window.steps)
+    column = (c.channels, *(1 for _ in c.window.steps))
+    parts = []
+    for offset in c.window.taps:
+        product = g("Mul", c.window.tap(g, padded, offset), dy)
+        total = sum_to(g, product, shape, column)
+        parts.append(reshape_from(g, total, column, (c.channels, 1)))
+    return reshape(g, g("Concat", *parts, axis=1), c.weight_shape)
+
+
+def _depthwise_channels_last(g: GraphBuilder, padded: str, dy: str, c: Correlation) -> str:
+    """As `_depthwise`, summing rows of [N * positions, C], which needs no strided reads."""
+    rank = len(c.window.steps) + 2
+    perm = [0, *range(2, rank), 1]
+    image, dy = g("Transpose", padded, perm=perm), g("Transpose", dy, perm=perm)
+    axes = g.ints(*range(1, rank - 1))
+    parts = []
+    for offset in c.window.taps:
+        spans = zip(offset, c.window.steps, c.window.strides, strict=True)
+        ends = g.ints(*(o + (n - 1) * s + 1 for o, n, s in spans))
+        strides = g.ints(*c.window.strides)
+        tap = g("Slice", image, g.ints(*offset), ends, axes, strides)
+        rows = reshape(g, g("Mul", tap, dy), (c.batch * c.positions, c.channels))
+        parts.append(sum_axes(g, rows, [0], keepdims=True))
+    joined = g("Transpose", g("Concat", *parts, axis=0), perm=[1, 0])
+    return reshape(g, joined, c.weight_shape)
+
+
+def _conv_sizes(g: GraphBuilder, node: Node) -> Correlation:
+    x, w = (g.shape(name) for name in node.inputs[:2])
+    steps = g.shape(node.output)[2:]
+    return Correlation(
+        x[0], x[1], w[0], int(node.get("group", 1)), window(node, x[2:], steps, w[2:])
+    )
+
+
+def _conv_transpose_sizes(g: GraphBuilder, node: Node) -> Correlation:
+    if "output_shape" in node.attributes or node.get("auto_pad", "NOTSET") != "NOTSET":
+        raise UnsupportedOpError(
+            node.op_type, node.name, "its output_shape or auto_pad must be written as pads"
+        )
+    x, w = (g.shape(name) for name in node.inputs[:2])
+    y = g.shape(node.output)
+    return Correlation(
+        y[0], y[1], x[1], int(node.get("group", 1)), window(node, y[2:], x[2:], w[2:])
+    )

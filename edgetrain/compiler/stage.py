@@ -1,0 +1,137 @@
+"""From a normalised model and its cuts to one bundle a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgetrain.bundle import Bundle, Mode
+from edgetrain.compiler.assemble import Assembler
+from edgetrain.compiler.build import Node
+from edgetrain.compiler.cut import Cut, CutFinder
+from edgetrain.compiler.loss import target
+from edgetrain.compiler.part import Part
+from edgetrain.compiler.program import Program
+from edgetrain.errors import GraphError, PlanError
+from edgetrain.tensors import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What to make of a program.
+
+    Attributes:
+        trainable: weights the optimizer updates.
+        loss: name of the loss.
+        modes: gradient mode of each stage; as many as there are stages.
+        batch_statistics: BatchNormalization of exact stages normalises by its microbatch
+            and keeps running statistics. Otherwise, and in all other modes, it uses the
+            file's running statistics as constants.
+        output: the output the loss applies to, where the model has several.
+        model_sha256: of the user's file.
+    """
+
+    trainable: frozenset[str]
+    loss: str
+    modes: tuple[Mode, ...]
+    batch_statistics: bool = True
+    output: str = ""
+    model_sha256: str = ""
+
+
+def compile_stages(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Bundle]:
+    """Cut a program and compile each stage.
+
+    Stages are compiled from last to first: a stage returns a cotangent for exactly those
+    activations that some trainable weight upstream influences, and no others.
+
+    Args:
+        program: the normalised model.
+        cuts: ascending; one fewer than there are stages.
+        recipe: what each stage must be able to do.
+
+    Returns:
+        One bundle a stage, in pipeline order, the weights being the program's.
+
+    Raises:
+        GraphError: the loss does not fit, or an op has no differentiation rule.
+        PlanError: cuts out of order, or modes that cannot be mixed.
+    """
+    if len(recipe.modes) != len(cuts) + 1:
+        raise PlanError(f"{len(recipe.modes)} gradient modes for {len(cuts) + 1} stages")
+    parts = _parts(program, cuts, recipe)
+    assembler = Assembler(program, recipe.trainable, recipe.model_sha256)
+    bundles: list[Bundle] = []
+    cotangents_in: tuple[str, ...] = ()
+    for part in reversed(parts):
+        bundle = assembler.assemble(part, cotangents_in)
+        cotangents_in = bundle.manifest.cotangents_out
+        bundles.append(bundle)
+    return bundles[::-1]
+
+
+def pick_output(program: Program, name: str) -> TensorSpec:
+    """The output a loss applies to.
+
+    Raises:
+        GraphError: there is no such output, or there are several and none is named.
+    """
+    names = [spec.name for spec in program.outputs]
+    if name and name not in names:
+        raise GraphError(f"[model] output = {name!r}: the outputs are {', '.join(names)}")
+    if not name and len(names) > 1:
+        raise GraphError(
+            f"the model has several outputs ({', '.join(names)}): name the one the loss"
+            " applies to with [model] output"
+        )
+    return next(spec for spec in program.outputs if spec.name == (name or names[0]))
+
+
+def _parts(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Part]:
+    finder = CutFinder(program, recipe.trainable)
+    positions = [0, *(cut.position for cut in cuts), len(finder.nodes)]
+    if sorted(set(positions)) != positions:
+        raise PlanError("the cuts are not in ascending order, or one leaves a stage empty")
+    output = pick_output(program, recipe.output)
+    makers = {name: node for node in finder.nodes for name in node.outputs}
+    goal = target(recipe.loss, output, makers)
+    if goal not in {
+        name for node in finder.nodes[positions[-2] :] for name in node.outputs
+    }:
+        raise PlanError(
+            f"the last cut separates the loss from {goal!r}, the value it applies to:"
+            " cut earlier"
+        )
+    influenced = _influenced(finder.nodes, positions, recipe)
+    parts = []
+    for stage, mode in enumerate(recipe.modes):
+        start, stop = positions[stage : stage + 2]
+        first, last = stage == 0, stage == len(recipe.modes) - 1
+        parts.append(
+            Part(
+                stage=stage,
+                stages=len(recipe.modes),
+                mode=mode,
+                nodes=finder.nodes[start:stop],
+                receives=program.inputs if first else cuts[stage - 1].crossing,
+                sends=() if last else cuts[stage].crossing,
+                influenced=influenced,
+                loss=recipe.loss,
+                target=goal if last else "",
+                batch_statistics=recipe.batch_statistics and mode is Mode.VJP,
+            )
+        )
+    return parts
+
+
+def _influenced(
+    nodes: Sequence[Node], positions: Sequence[int], recipe: Recipe
+) -> frozenset[str]:
+    """Every value that a weight some stage trains has an influence on."""
+    reached: set[str] = set()
+    for mode, start, stop in zip(recipe.modes, positions, positions[1:], strict=False):
+        trained = recipe.trainable if mode is not Mode.FROZEN else frozenset()
+        for node in nodes[start:stop]:
+            if any(name in reached or name in trained for name in node.inputs):
+                reached.update(name for name in node.outputs if name)
+    return frozenset(reached)

@@ -1,0 +1,249 @@
+"""The run file: what to train, on what, how and where.
+
+Every section checks itself when it is made, so a config that exists is a valid one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from edgetrain.errors import ConfigError
+from edgetrain.settings import (
+    Section,
+    check_broker_url,
+    check_device_name,
+    check_distinct,
+    choose,
+    decode,
+    override,
+    read_table,
+    require,
+    size_bytes,
+)
+from edgetrain.train_config import AUTO, GRADIENTS, USUAL_LR, TrainConfig
+
+LOSSES: Final = ("softmax_cross_entropy", "mse", "bce_with_logits")
+EMBEDDED: Final = "embedded"
+
+
+class ModelConfig(Section, frozen=True):
+    """``[model]``.
+
+    Attributes:
+        path: of the ONNX file.
+        loss: one of `LOSSES`.
+        trainable: ``"all"``, ``"last:N"``, or regular expressions of weight names.
+        output: the output the loss applies to; None: the model's first.
+    """
+
+    path: Path
+    loss: str = "softmax_cross_entropy"
+    trainable: str | tuple[str, ...] = "all"
+    output: str | None = None
+
+    def __post_init__(self) -> None:
+        choose("[model] loss", self.loss, LOSSES)
+        require(
+            bool(self.trainable), "[model] trainable is empty: write 'all' to train all"
+        )
+
+
+class DataConfig(Section, frozen=True):
+    """``[data]``: files of the coordinator, or a named data set that stays on a device."""
+
+    train: Path | None = None
+    eval: Path | None = None
+    device: str | None = None
+    dataset: str | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            (self.device is None) == (self.dataset is None),
+            "[data] device and dataset go together: which device holds the data, and under"
+            " which name its agent knows it",
+        )
+        require(
+            (self.train is None) != (self.device is None),
+            "[data] needs either train = a file, or device and dataset where the samples"
+            " stay on a device",
+        )
+
+
+class PinConfig(Section, frozen=True):
+    """Devices that must have the first or the last stage."""
+
+    first: str | None = None
+    last: str | None = None
+
+
+class PlanConfig(Section, frozen=True):
+    """``[plan]``.
+
+    Attributes:
+        stages: how many, or ``"auto"``: one a device, or one more than `cuts`.
+        cuts: in order, each a tensor's name, or the names of all tensors that cross it.
+        pin: fixed places.
+    """
+
+    stages: int | str = AUTO
+    cuts: tuple[str | tuple[str, ...], ...] = ()
+    pin: PinConfig = PinConfig()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stages, str):
+            require(
+                self.stages == AUTO,
+                f"[plan] stages = {self.stages!r}: write a number or 'auto'",
+            )
+            return
+        require(self.stages > 0, f"[plan] stages = {self.stages}: must be 1 or more")
+        require(
+            not self.cuts or len(self.cuts) == self.stages - 1,
+            f"[plan] stages = {self.stages} needs {self.stages - 1} cuts, {len(self.cuts)}"
+            " are given: leave out one of the two keys",
+        )
+
+
+class SimulatedDevice(Section, frozen=True):
+    """A device that the coordinator starts as a process on this machine.
+
+    Attributes:
+        speed: share of this machine's speed, above 0, at most 1.
+        gradient: what it can do: ``"auto"`` all, ``"hybrid"`` plain inference only.
+        memory: bytes, or text such as ``"512 MB"``; None: no limit.
+    """
+
+    name: str
+    speed: float = 1.0
+    gradient: str = AUTO
+    memory: int | str | None = None
+
+    def __post_init__(self) -> None:
+        check_device_name("[fleet] simulate", self.name)
+        place = f"[fleet] simulate {self.name!r}:"
+        choose(f"{place} gradient", self.gradient, GRADIENTS)
+        require(0 < self.speed <= 1, f"{place} speed = {self.speed}: must be in 0 ... 1")
+        if self.memory is not None:
+            size_bytes(f"{place} memory", self.memory)
+
+    @property
+    def memory_bytes(self) -> int | None:
+        return None if self.memory is None else size_bytes("memory", self.memory)
+
+
+class FleetConfig(Section, frozen=True):
+    """``[fleet]``.
+
+    Attributes:
+        broker: ``"embedded"`` or a URL.
+        devices: how many, or their names; None: the simulated ones, or one.
+        wait_s: how long to wait for them to appear.
+        step_timeout_s: without a sign of progress for so long, the run has failed.
+    """
+
+    broker: str = EMBEDDED
+    namespace: str = "edgetrain"
+    devices: int | tuple[str, ...] | None = None
+    wait_s: float = 60.0
+    step_timeout_s: float = 60.0
+    simulate: tuple[SimulatedDevice, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.broker != EMBEDDED:
+            check_broker_url("[fleet] broker", self.broker)
+        check_device_name("[fleet] namespace", self.namespace)
+        for key in ("wait_s", "step_timeout_s"):
+            value = getattr(self, key)
+            require(0 < value < math.inf, f"[fleet] {key} = {value}: must be above 0")
+        self._check_devices()
+
+    @property
+    def count(self) -> int:
+        """Devices the run needs."""
+        if self.devices is None:
+            return max(1, len(self.simulate))
+        return self.devices if isinstance(self.devices, int) else len(self.devices)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Devices that must be among them."""
+        if isinstance(self.devices, tuple):
+            return self.devices
+        return tuple(device.name for device in self.simulate)
+
+    def _check_devices(self) -> None:
+        simulated = [device.name for device in self.simulate]
+        check_distinct("[fleet] simulate", simulated)
+        if isinstance(self.devices, tuple):
+            for name in self.devices:
+                check_device_name("[fleet] devices", name)
+            check_distinct("[fleet] devices", self.devices)
+            missing = sorted(set(simulated) - set(self.devices))
+            require(
+                not missing, f"[fleet] devices lacks the simulated {', '.join(missing)}"
+            )
+        require(
+            self.count >= max(1, len(simulated)),
+            f"[fleet] devices = {self.count} is fewer than needed: at least one, and all"
+            f" {len(simulated)} of simulate",
+        )
+
+
+class RunConfig(Section, frozen=True):
+    """A whole run file; all paths are absolute or from the current folder."""
+
+    model: ModelConfig
+    data: DataConfig
+    train: TrainConfig = TrainConfig()
+    plan: PlanConfig = PlanConfig()
+    fleet: FleetConfig = FleetConfig()
+
+    def __post_init__(self) -> None:
+        pin = self.plan.pin
+        named = {"[plan] pin.first": pin.first, "[plan] pin.last": pin.last}
+        named["[data] device"] = self.data.device
+        if isinstance(self.train.gradient, dict):
+            named |= {f"[train] gradient.{name}": name for name in self.train.gradient}
+        for place, name in named.items():
+            if name is not None and isinstance(self.fleet.devices, tuple):
+                choose(place, name, self.fleet.devices)
+        stages, gradient = self.plan.stages, self.train.gradient
+        if isinstance(stages, int) and isinstance(gradient, tuple):
+            require(
+                len(gradient) == stages,
+                f"[train] gradient lists {len(gradient)} modes, [plan] stages is {stages}",
+            )
+        require(
+            1 in (stages, self.fleet.count) or pin.first is None or pin.first != pin.last,
+            f"[plan] pin puts the first and the last stage on {pin.first!r}, but there are"
+            f" {self.fleet.count} devices and each has one stage",
+        )
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a run file; relative paths in it are taken from its folder.
+
+    Args:
+        path: of the TOML file.
+        overrides: ``section.key=value``, applied over it.
+
+    Raises:
+        ConfigError: naming the file, the key and what is allowed.
+    """
+    table = read_table(path)
+    try:
+        override(table, overrides)
+        _fill(table)
+        return decode(RunConfig, table, folder=path.parent)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _fill(table: dict[str, Any]) -> None:
+    """Set the learning rate to the optimizer's usual one where none is given."""
+    train = table.setdefault("train", {})
+    if isinstance(train, dict) and str(train.get("optimizer")) in USUAL_LR:
+        train.setdefault("lr", USUAL_LR[train["optimizer"]])

@@ -1,0 +1,78 @@
+"""The plan: where the model is cut, who runs what, what it should cost, and why.
+
+The coordinator writes it to the run folder before the first step, so that a report can
+set what was predicted beside what was measured.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from edgetrain.errors import PlanError
+
+
+class StagePlan(msgspec.Struct, frozen=True):
+    """One stage.
+
+    Attributes:
+        cut: names of the tensors that leave the stage; empty for the last one.
+        mode: how it obtains its gradients.
+        reason: why this device and this mode, one sentence.
+        layers: how many pieces between neighbouring valid cuts it holds.
+        parameters: elements of its weights.
+        predicted_forward_s, predicted_backward_s: of one microbatch, on its device.
+        predicted_memory_bytes: while it trains.
+    """
+
+    stage: int
+    device: str
+    cut: tuple[str, ...]
+    mode: str
+    reason: str
+    layers: int
+    parameters: int
+    predicted_forward_s: float
+    predicted_backward_s: float
+    predicted_memory_bytes: int
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A whole pipeline.
+
+    Attributes:
+        model_sha256: of the model file that was planned for.
+        schedule: its name.
+        microbatches: how many a step has.
+        microbatch: samples in each.
+        predicted_step_s: from the first forward to the update of the last stage.
+        reason: why so many stages and this schedule, one sentence.
+    """
+
+    model_sha256: str
+    schedule: str
+    microbatches: int
+    microbatch: int
+    stages: tuple[StagePlan, ...]
+    predicted_step_s: float
+    reason: str
+
+    def encode(self) -> bytes:
+        """As indented JSON."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Plan:
+        """Parse a plan.
+
+        Raises:
+            PlanError: not JSON, a field is missing or of the wrong type, or the stages are
+                not numbered 0, 1, 2 and so on.
+        """
+        try:
+            plan = msgspec.json.decode(data, type=cls)
+        except msgspec.DecodeError as error:
+            raise PlanError(f"not a plan: {error}") from error
+        numbers = [stage.stage for stage in plan.stages]
+        if not numbers or numbers != list(range(len(numbers))):
+            raise PlanError(f"not a plan: its stages are numbered {numbers}, not from 0 up")
+        return plan

@@ -1,0 +1,127 @@
+"""ONNX Runtime: the only door to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
+
+from edgetrain.bundle import GraphSpec, Port
+from edgetrain.errors import EngineError
+from edgetrain.runtime.engines.base import Array
+
+CPU: Final = "CPUExecutionProvider"
+_ERRORS: Final[tuple[type[Exception], ...]] = (
+    RuntimeError,
+    ValueError,
+    *(
+        kind
+        for kind in vars(ort_state).values()
+        if isinstance(kind, type) and issubclass(kind, Exception)
+    ),
+)
+
+
+class OnnxRuntimeEngine:
+    """The stock inference runtime, tuned for one stage a process.
+
+    Its defaults, all cores and spinning threads, are two to four times slower where several
+    processes share a machine; one thread and no spinning is ours.
+
+    Args:
+        threads: for one operator.
+        providers: execution providers, most wanted first; the CPU is the last resort.
+    """
+
+    name = "onnxruntime"
+
+    def __init__(self, *, threads: int = 1, providers: Sequence[str] = ()) -> None:
+        self._threads = threads
+        offered = ort.get_available_providers()
+        self.providers = tuple(p for p in (*providers, CPU) if p in offered)
+
+    @property
+    def version(self) -> str:
+        return str(ort.__version__)
+
+    def load(
+        self, graph: bytes, spec: GraphSpec, held: Mapping[str, npt.NDArray[np.float32]]
+    ) -> OnnxRuntimeGraph:
+        """See `Engine.load`."""
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        try:
+            session = ort.InferenceSession(graph, options, providers=list(self.providers))
+        except _ERRORS as error:
+            raise EngineError(f"ONNX Runtime cannot load the graph: {error}") from error
+        return OnnxRuntimeGraph(session, spec, held)
+
+
+class OnnxRuntimeGraph:
+    """A session with its bindings; holds on to the memory it was given."""
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        spec: GraphSpec,
+        held: Mapping[str, npt.NDArray[np.float32]],
+    ) -> None:
+        self._session = session
+        self._spec = spec
+        self._binding = session.io_binding()
+        self._held = dict(held)
+        self._inputs = [port for port in spec.inputs if port.name not in held]
+        self._outputs = [port for port in spec.outputs if port.name not in held]
+        for port in spec.inputs:
+            if port.name in held:
+                self._bind_input(port, held[port.name])
+        for port in spec.outputs:
+            if port.name in held:
+                self._bind_output(port, held[port.name])
+
+    def holding(self, held: Mapping[str, npt.NDArray[np.float32]]) -> OnnxRuntimeGraph:
+        """See `LoadedGraph.holding`."""
+        return OnnxRuntimeGraph(self._session, self._spec, held)
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """See `LoadedGraph.run`."""
+        kept = []
+        for port in self._inputs:
+            array = feeds[port.name]
+            if array.dtype != port.dtype or array.shape != port.shape:
+                raise EngineError(
+                    f"input {port.name!r} is {array.dtype}{list(array.shape)},"
+                    f" the graph takes {port.dtype}{list(port.shape)}"
+                )
+            array = np.ascontiguousarray(array).reshape(port.shape)
+            kept.append(array)  # the binding keeps only the address
+            self._bind_input(port, array)
+        results: dict[str, Array] = {}
+        for port in self._outputs:
+            results[port.name] = np.empty(port.shape, port.dtype)
+            self._bind_output(port, results[port.name])
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except _ERRORS as error:
+            raise EngineError(f"ONNX Runtime failed to run the graph: {error}") from error
+        return results
+
+    def _bind_input(self, port: Port, array: Array) -> None:
+        address = array.ctypes.data
+        self._binding.bind_input(
+            port.name, "cpu", 0, array.dtype.type, list(port.shape), address
+        )
+
+    def _bind_output(self, port: Port, array: Array) -> None:
+        address = array.ctypes.data
+        self._binding.bind_output(
+            port.name, "cpu", 0, array.dtype.type, list(port.shape), address
+        )

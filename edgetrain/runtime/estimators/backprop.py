@@ -1,0 +1,73 @@
+"""Exact gradients: the compiled backward graph run as plain inference."""
+
+from __future__ import annotations
+
+from edgetrain.bundle import Bundle, GraphName, GraphSpec, Role
+from edgetrain.runtime.engines.base import Array, Engine, LoadedGraph
+from edgetrain.runtime.estimators.base import Arrays, Backward, Tick
+from edgetrain.runtime.parameters import Parameters
+
+
+class Backprop:
+    """Mode ``vjp``, and ``frozen``, which only hands cotangents on.
+
+    The last stage runs one fused graph in its backward and nothing in its forward; every
+    other stage runs `forward`, keeps the stash, and gives it to `backward`.
+    """
+
+    def __init__(self, bundle: Bundle, engine: Engine, parameters: Parameters) -> None:
+        self._manifest = bundle.manifest
+        self._parameters = parameters
+        self._specs = bundle.manifest.graphs
+        self._graphs: dict[str, LoadedGraph] = {
+            name: engine.load(bundle.graphs[name], spec, parameters.held(spec))
+            for name, spec in self._specs.items()
+            if name != GraphName.EVALUATE
+        }
+        self._stash: dict[Tick, dict[str, Array]] = {}
+
+    def forward(self, tick: Tick, activations: Arrays) -> Arrays:
+        """See `Estimator.forward`."""
+        if GraphName.LOSS in self._graphs:
+            self._stash[tick] = dict(activations)
+            return {}
+        results = {}
+        if GraphName.FORWARD in self._graphs:
+            results = self._graphs[GraphName.FORWARD].run(activations)
+            self._absorb_statistics(self._specs[GraphName.FORWARD], results)
+        values = {**activations, **results}
+        if GraphName.BACKWARD in self._specs:
+            needed = self._specs[GraphName.BACKWARD].inputs
+            self._stash[tick] = {p.name: values[p.name] for p in needed if p.name in values}
+        return {spec.name: values[spec.name] for spec in self._manifest.sends}
+
+    def backward(self, tick: Tick, arriving: Arrays) -> Backward:
+        """See `Estimator.backward`."""
+        name = GraphName.LOSS if GraphName.LOSS in self._graphs else GraphName.BACKWARD
+        if name not in self._graphs:
+            return Backward(self._upstream(arriving))
+        spec = self._specs[name]
+        feeds = self._stash.pop(tick)
+        for port in spec.inputs:
+            if port.role in (Role.COTANGENT, Role.LABELS):
+                feeds[port.name] = arriving[port.key]
+        results = self._graphs[name].run(feeds)
+        self._parameters.accumulate()
+        self._absorb_statistics(spec, results)
+        ports = [p for p in spec.outputs if p.role is Role.COTANGENT]
+        cotangents = {**arriving, **{p.key: results[p.name] for p in ports}}
+        losses = [results[p.name] for p in spec.outputs if p.role is Role.LOSS]
+        return Backward(self._upstream(cotangents), losses[0] if losses else None)
+
+    @property
+    def stash_bytes(self) -> int:
+        """See `Estimator.stash_bytes`."""
+        return sum(a.nbytes for kept in self._stash.values() for a in kept.values())
+
+    def _upstream(self, cotangents: Arrays) -> Arrays:
+        return {name: cotangents[name] for name in self._manifest.cotangents_out}
+
+    def _absorb_statistics(self, spec: GraphSpec, results: Arrays) -> None:
+        batch = {p.key: results[p.name] for p in spec.outputs if p.role is Role.STATISTIC}
+        if batch:
+            self._parameters.absorb_statistics(batch)

@@ -1,0 +1,144 @@
+"""What goes in and out of one stage: tensors by name, whatever carries them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
+from typing import Any
+
+import numpy.typing as npt
+
+from edgetrain.bundle import Manifest
+from edgetrain.errors import WireError
+from edgetrain.runtime.estimators.base import Arrays, Tick
+from edgetrain.runtime.mailbox import Mailbox, Slot
+from edgetrain.runtime.outbox import Outbox
+from edgetrain.tensors import TensorSpec
+from edgetrain.wire.frame import Address, Kind
+from edgetrain.wire.messages import Command, Deploy
+from edgetrain.wire.reassembly import Message
+from edgetrain.wire.topics import COORDINATOR
+
+log = logging.getLogger(__name__)
+
+Array = npt.NDArray[Any]
+
+
+class Exchange:
+    """The stage's side of its cuts.
+
+    Tensors and commands come through one `inbox`, so that a command is never stuck behind
+    a tensor that does not come. Every wait handles the commands that arrive meanwhile.
+
+    Attributes:
+        inbox: anyone may put into it.
+        sent_bytes: tensors' frames so far, headers included.
+
+    Args:
+        deploy: where the neighbours are.
+        manifest: what crosses the cuts.
+        outbox: takes what leaves.
+        obey: called with each command, on the worker's thread.
+    """
+
+    def __init__(
+        self,
+        deploy: Deploy,
+        manifest: Manifest,
+        outbox: Outbox,
+        obey: Callable[[Command], None],
+    ) -> None:
+        self.inbox: SimpleQueue[Message | Command] = SimpleQueue()
+        self.sent_bytes = 0
+        self._deploy = deploy
+        self._manifest = manifest
+        self._outbox = outbox
+        self._obey = obey
+        self._mailbox = Mailbox()
+        sent = {spec.name: spec for spec in manifest.sends}
+        received = {spec.name: spec for spec in manifest.receives}
+        self._upstream = tuple(received[name] for name in manifest.cotangents_out)
+        self._arriving: Mapping[Kind, tuple[TensorSpec, ...]] = {
+            Kind.ACTIVATION: manifest.receives,
+            Kind.COTANGENT: tuple(sent[name] for name in manifest.cotangents_in),
+            Kind.LABELS: () if manifest.labels is None else (manifest.labels,),
+        }
+
+    def wait(self) -> None:
+        """Take one item from the inbox: file a tensor or obey a command."""
+        item = self.inbox.get()
+        if isinstance(item, Message):
+            self._file(item)
+        else:
+            self._obey(item)
+
+    def take(self, kind: Kind, tick: Tick, *, evaluation: bool = False) -> dict[str, Array]:
+        """Wait for all tensors of a kind for one microbatch."""
+        specs = self._arriving[kind]
+        slot = Slot(kind, evaluation, tick.step, tick.microbatch)
+        while (arrays := self._mailbox.take(slot, len(specs))) is None:
+            self.wait()
+        return {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
+
+    def advance(self, step: int, *, evaluation: bool = False) -> None:
+        """Forget what belongs to earlier steps."""
+        self._mailbox.advance(step, evaluation=evaluation)
+
+    def send_activations(
+        self, tick: Tick, values: Arrays, *, evaluation: bool = False
+    ) -> None:
+        to = self._manifest.stage + 1
+        self._send(Kind.ACTIVATION, to, tick, self._manifest.sends, values, evaluation)
+
+    def send_cotangents(self, tick: Tick, values: Arrays) -> None:
+        to = self._manifest.stage - 1
+        self._send(Kind.COTANGENT, to, tick, self._upstream, values, False)
+
+    def send_labels(self, tick: Tick, labels: Array, *, evaluation: bool = False) -> None:
+        """From the device that has the data straight to the last stage."""
+        to = self._manifest.stages - 1
+        spec = TensorSpec("labels", labels.dtype.name, labels.shape)
+        self._send(Kind.LABELS, to, tick, (spec,), {spec.name: labels}, evaluation)
+
+    def send_weights(self, commit: int, weights: Array) -> None:
+        """To the coordinator; `commit` counts the steps that are in the weights."""
+        deploy = self._deploy
+        address = Address(Kind.WEIGHTS, deploy.run, deploy.epoch, deploy.stage, commit)
+        self._outbox.put(COORDINATOR, address, weights, chunk_bytes=deploy.chunk_bytes)
+
+    def _send(
+        self,
+        kind: Kind,
+        stage: int,
+        tick: Tick,
+        specs: tuple[TensorSpec, ...],
+        values: Arrays,
+        evaluation: bool,
+    ) -> None:
+        deploy = self._deploy
+        for index, spec in enumerate(specs):
+            place = (tick.step, tick.microbatch, index, evaluation)
+            address = Address(kind, deploy.run, deploy.epoch, stage, *place)
+            self.sent_bytes += self._outbox.put(
+                deploy.route.to(stage),
+                address,
+                values[spec.name],
+                chunk_bytes=deploy.chunk_bytes,
+            )
+
+    def _file(self, message: Message) -> None:
+        try:
+            spec = self._expected(message.address)
+            if message.dtype != spec.dtype:
+                raise WireError(f"{message.address}: {message.dtype}, not {spec.dtype}")
+            self._mailbox.put(message.address, message.array(spec.shape))
+        except WireError as error:
+            log.warning("stage %d: tensor dropped: %s", self._deploy.stage, error)
+
+    def _expected(self, address: Address) -> TensorSpec:
+        """What a tensor of that address must look like."""
+        known = self._arriving.get(address.kind, ())
+        if address.tensor >= len(known):
+            raise WireError(f"{address}: this stage takes no such tensor")
+        return known[address.tensor]

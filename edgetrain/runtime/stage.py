@@ -1,0 +1,215 @@
+"""The numerical side of one stage: graphs, weights, gradients, optimizer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edgetrain.bundle import Bundle, GraphName, Manifest, Mode, Role
+from edgetrain.errors import BundleError
+from edgetrain.optimizer_spec import OptimizerSpec
+from edgetrain.runtime.engines.base import Engine
+from edgetrain.runtime.estimators.backprop import Backprop
+from edgetrain.runtime.estimators.base import Arrays, Backward, Estimator, Tick
+from edgetrain.runtime.estimators.hybrid import Hybrid, Perturbation
+from edgetrain.runtime.optim import flat
+from edgetrain.runtime.optim.lr import learning_rate
+from edgetrain.runtime.optim.table import make
+from edgetrain.runtime.parameters import Parameters
+from edgetrain.tensors import TensorSpec
+
+WARM_UPS: Final = 3
+
+Make = Callable[[Bundle, Engine, Parameters, int], Estimator]
+
+ESTIMATORS: Final[Mapping[Mode, Make]] = {
+    Mode.VJP: lambda bundle, engine, parameters, _: Backprop(bundle, engine, parameters),
+    Mode.FROZEN: lambda bundle, engine, parameters, _: Backprop(bundle, engine, parameters),
+    Mode.HYBRID: lambda bundle, engine, parameters, seed: Hybrid(
+        bundle, engine, parameters, Perturbation(seed)
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Of one microbatch: the loss of each sample, and its share of labels hit.
+
+    `hits` is None where the loss has no classes.
+    """
+
+    losses: npt.NDArray[np.float32]
+    hits: npt.NDArray[np.float64] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds for one microbatch, the best of a few."""
+
+    forward_s: float
+    backward_s: float
+
+
+class Stage:
+    """One stage, ready to train; knows nothing of messages.
+
+    Args:
+        bundle: what to run.
+        engine: what runs it.
+        optimizer: the same on every stage.
+        microbatches: a step.
+        seed: of the run, for perturbations.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        engine: Engine,
+        optimizer: OptimizerSpec,
+        *,
+        microbatches: int,
+        seed: int,
+    ) -> None:
+        self.manifest: Manifest = bundle.manifest
+        self.parameters = Parameters(bundle)
+        self._microbatches = microbatches
+        self._spec = optimizer
+        self._optimizer = make(optimizer, bundle.manifest.trainable_elements)
+        make_estimator = ESTIMATORS[self.manifest.mode]
+        self._estimator = make_estimator(bundle, engine, self.parameters, seed)
+        self._evaluate_spec = self.manifest.graphs[GraphName.EVALUATE]
+        held = self.parameters.held(self._evaluate_spec)
+        graph = bundle.graphs[GraphName.EVALUATE]
+        self._evaluate = engine.load(graph, self._evaluate_spec, held)
+
+    @property
+    def stash_bytes(self) -> int:
+        """Bytes kept at present for backwards to come."""
+        return self._estimator.stash_bytes
+
+    def forward(self, tick: Tick, activations: Arrays) -> Arrays:
+        """Activations received to activations sent."""
+        if tick.microbatch == 0:
+            self.parameters.begin_step()
+        return self._estimator.forward(tick, activations)
+
+    def backward(self, tick: Tick, arriving: Arrays) -> Backward:
+        """Cotangents (at the last stage: labels) to cotangents for upstream."""
+        return self._estimator.backward(tick, arriving)
+
+    def square_sum(self) -> float:
+        """Of the step's mean gradient."""
+        return flat.square_sum(self.parameters.gradient) / self._microbatches**2
+
+    def update(self, step: int, total_square_sum: float | None = None) -> None:
+        """Apply the step's gradient and commit.
+
+        Args:
+            step: from 0.
+            total_square_sum: over all stages, when the gradient's norm is to be clipped.
+        """
+        gradient = self.parameters.gradient
+        factor = 1 / self._microbatches
+        if total_square_sum is not None and self._spec.clip_norm is not None:
+            factor *= flat.clip_factor(total_square_sum, self._spec.clip_norm)
+        if factor != 1:
+            flat.scale_(gradient, factor)
+        if gradient.size:
+            rate = learning_rate(self._spec.lr, step)
+            self._optimizer.step(self.parameters.trainable, gradient, rate)
+        self.parameters.commit(step)
+
+    def evaluate_forward(self, activations: Arrays) -> Arrays:
+        """As deployed: activations received to activations sent."""
+        results = self._evaluate.run(activations)
+        values = {**activations, **results}
+        return {spec.name: values[spec.name] for spec in self.manifest.sends}
+
+    def evaluate_loss(self, activations: Arrays, labels: npt.NDArray[Any]) -> Evaluation:
+        """At the last stage: activations and labels to losses and hits."""
+        results = self._evaluate.run({**activations, "labels": labels})
+        ports = self._evaluate_spec.outputs
+        losses = next(results[p.name] for p in ports if p.role is Role.LOSS)
+        hits = None
+        if labels.dtype.kind == "i":
+            outputs = [results[p.name] for p in ports if p.role is Role.OUTPUT]
+            scores = next(o for o in outputs if o.shape[:-1] == labels.shape)
+            equal = np.equal(scores.argmax(axis=-1), labels)
+            hits = equal.reshape(len(labels), -1).mean(axis=1)
+        return Evaluation(losses, hits)
+
+    def warm_up(self) -> Timing:
+        """Run forward and backward on made-up values, leaving no trace in the weights."""
+        before = self.parameters.weights.copy()
+        forwards, backwards = [], []
+        for turn in range(WARM_UPS):
+            tick = Tick(0, turn)
+            start = time.perf_counter()
+            self._estimator.forward(tick, _made_up(self.manifest.receives))
+            middle = time.perf_counter()
+            self._estimator.backward(tick, self._made_up_arriving())
+            forwards.append(middle - start)
+            backwards.append(time.perf_counter() - middle)
+            np.copyto(self.parameters.weights, before)
+        self.parameters.begin_step()
+        return Timing(min(forwards), min(backwards))
+
+    def _made_up_arriving(self) -> Arrays:
+        if self.manifest.labels is not None:
+            return _made_up((self.manifest.labels,))
+        names = self.manifest.cotangents_in
+        return _made_up(tuple(s for s in self.manifest.sends if s.name in names))
+
+
+def required_bytes(
+    manifest: Manifest, optimizer: OptimizerSpec, stash_microbatches: int
+) -> int:
+    """What a stage needs while it trains, engine overhead aside.
+
+    Args:
+        manifest: of the stage.
+        optimizer: decides the bytes of state a weight.
+        stash_microbatches: the most that the schedule keeps at once.
+
+    Returns:
+        Weights, two commits, gradient, scratch and optimizer state; the stash of all
+        microbatches in flight; and the activations of one more.
+    """
+    states = {"sgd": 1 if optimizer.momentum else 0}.get(optimizer.name, 2)
+    buffers = 4 * (3 * manifest.elements + (2 + states) * manifest.trainable_elements)
+    stash = 0
+    crossing = sum(s.nbytes for s in (*manifest.receives, *manifest.sends))
+    for spec in manifest.graphs.values():
+        kept = sum(TensorSpec(p.name, p.dtype, p.shape).nbytes for p in spec.outputs)
+        stash = max(stash, kept)
+    return buffers + (stash + crossing) * (stash_microbatches + 1)
+
+
+def _made_up(specs: tuple[TensorSpec, ...]) -> dict[str, npt.NDArray[Any]]:
+    generator = np.random.Generator(np.random.Philox(0))
+    values: dict[str, npt.NDArray[Any]] = {}
+    for spec in specs:
+        if spec.is_float:
+            values[spec.name] = generator.standard_normal(spec.shape).astype(spec.dtype)
+        else:
+            values[spec.name] = np.zeros(spec.shape, spec.dtype)
+    return values
+
+
+def check_complete(manifest: Manifest) -> None:
+    """Refuse a manifest that lacks the graphs its mode needs.
+
+    Raises:
+        BundleError: naming the graph.
+    """
+    if GraphName.EVALUATE not in manifest.graphs:
+        raise BundleError(f"stage {manifest.stage} has no graph 'evaluate'")
+    if manifest.mode is Mode.HYBRID and GraphName.FORWARD not in manifest.graphs:
+        raise BundleError(f"stage {manifest.stage} has no graph 'forward'")
+    if manifest.is_last and not {GraphName.LOSS, GraphName.CRITERION} & set(manifest.graphs):
+        raise BundleError(f"stage {manifest.stage} is the last and has no loss")

@@ -1,0 +1,177 @@
+"""The transport over an MQTT broker: one connection for control, one for data."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import secrets
+
+from edgetrain.errors import EdgeTrainError, TransportError, WireError
+from edgetrain.transport.address import BrokerAddress
+from edgetrain.transport.base import (
+    Inbound,
+    OnPresence,
+    Payload,
+    Presence,
+    Receive,
+    check_payload,
+    deliver,
+)
+from edgetrain.transport.link import Link, LinkSpec, MqttSettings
+from edgetrain.wire import topics
+from edgetrain.wire.topics import Channel, check_name
+
+log = logging.getLogger(__name__)
+
+_QOS = {Channel.CONTROL: 1, Channel.DATA: 0}
+
+
+class MqttTransport:
+    """Implements `Transport`.
+
+    The client ids end in random characters, so that a second party of the same name does
+    not throw the first off the broker; whoever sees two presences tells them apart.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        *,
+        username: str | None = None,
+        password: str | None = None,
+        settings: MqttSettings | None = None,
+    ) -> None:
+        """Prepare; a user or password given here takes the place of the URL's.
+
+        Raises:
+            ConfigError: the URL or the name cannot be used.
+        """
+        self._settings = settings or MqttSettings()
+        self._name = check_name(name, allow_coordinator=True)
+        self._namespace = check_name(self._settings.namespace, allow_coordinator=True)
+        address = BrokerAddress.parse(url)
+        self._address = dataclasses.replace(
+            address,
+            username=address.username if username is None else username,
+            password=address.password if password is None else password,
+        )
+        self._presence_topic = topics.presence(self._namespace, name)
+        self._links: dict[Channel, Link] = {}
+        self._sent_bytes = dict.fromkeys(Channel, 0)
+        self._received_bytes = dict.fromkeys(Channel, 0)
+        self._receive: Receive | None = None
+        self._on_presence: OnPresence | None = None
+        self._announce: bytes | None = None
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def sent_bytes(self) -> int:
+        return sum(self._sent_bytes.values())
+
+    @property
+    def data_sent_bytes(self) -> int:
+        return self._sent_bytes[Channel.DATA]
+
+    @property
+    def received_bytes(self) -> int:
+        return sum(self._received_bytes.values())
+
+    def open(
+        self,
+        receive: Receive,
+        *,
+        on_presence: OnPresence | None = None,
+        announce: bytes | None = None,
+    ) -> None:
+        """See `Transport.open`. Data first: an announced party can already be reached."""
+        self._receive, self._on_presence, self._announce = receive, on_presence, announce
+        session = secrets.token_hex(4)
+        try:
+            for channel in (Channel.DATA, Channel.CONTROL):
+                spec = self._spec(channel, session)
+                self._links[channel] = Link(spec, self._address, self._settings)
+                self._links[channel].connect()
+        except EdgeTrainError:
+            self._close_links("could not be opened")
+            raise
+
+    def send(self, to: str, channel: Channel, payload: Payload) -> None:
+        """See `Transport.send`."""
+        nbytes = check_payload(payload, self._settings.max_payload_bytes)
+        link = self._links.get(channel)
+        if link is None:
+            raise TransportError(f"{self._name}: the transport is not open")
+        link.window.wait()
+        topic = topics.inbox(self._namespace, to, self._name, channel)
+        body = bytes(payload) if isinstance(payload, memoryview) else payload
+        link.publish(topic, body, qos=_QOS[channel])
+        self._sent_bytes[channel] += nbytes
+
+    def withdraw(self) -> None:
+        """See `Transport.withdraw`."""
+        if self._announce is None:
+            return
+        self._announce = None
+        link = self._links[Channel.CONTROL]
+        link.publish(self._presence_topic, b"", qos=1, retain=True)
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        self.withdraw()
+        self._close_links("is closed")
+
+    def kill(self) -> None:
+        """See `Transport.kill`."""
+        self._announce = None
+        for link in self._links.values():
+            link.kill(f"{self._name}: the transport was killed")
+
+    def _close_links(self, why: str) -> None:
+        for link in self._links.values():
+            link.close(f"{self._name}: the transport {why}")
+
+    def _spec(self, channel: Channel, session: str) -> LinkSpec:
+        """Links end as the party does: only one of them carries its will."""
+        client_id = f"{self._namespace}-{self._name}-{channel}-{session}"
+        mine = topics.inbox_filter(self._namespace, self._name, channel)
+        qos = _QOS[channel]
+        if channel is Channel.DATA:
+            return LinkSpec(client_id, (mine,), qos, None, self._on_inbound, lambda: None)
+        filters: tuple[str, ...] = (mine,)
+        if self._on_presence is not None:
+            filters = (mine, topics.presence_filter(self._namespace))
+        return LinkSpec(
+            client_id, filters, qos, self._presence_topic, self._on_control, self._publish
+        )
+
+    def _publish(self) -> None:
+        """Announce: at first, and when the broker has published our will meanwhile."""
+        if self._announce is not None:
+            link = self._links[Channel.CONTROL]
+            link.publish(self._presence_topic, self._announce, qos=1, retain=True)
+
+    def _on_control(self, topic: str, payload: bytes) -> None:
+        if not topic.startswith(f"{self._namespace}/up/"):
+            self._on_inbound(topic, payload)
+            return
+        try:
+            presence = Presence(topics.parse_presence(topic), payload)
+        except WireError as error:
+            log.warning("%s: dropped a message: %s", self._name, error)
+            return
+        if self._on_presence is not None:
+            deliver(self._on_presence, presence)
+
+    def _on_inbound(self, topic: str, payload: bytes) -> None:
+        try:
+            _, source, channel = topics.parse_inbox(topic)
+        except WireError as error:
+            log.warning("%s: dropped a message: %s", self._name, error)
+            return
+        self._received_bytes[channel] += len(payload)
+        if self._receive is not None:
+            deliver(self._receive, Inbound(source, channel, payload))

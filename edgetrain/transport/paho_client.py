@@ -1,0 +1,118 @@
+"""The paho-mqtt client with what it lacks: prompt delivery, cheap sends, a bounded queue.
+
+It overrides private methods of paho-mqtt 2.2; the packaging pins that version, and
+`tests/test_paho_client.py` fails if another one stops calling them.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Final, cast
+
+from paho.mqtt import client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
+
+from edgetrain.transport.flow import SendWindow
+
+_QUICKACK: Final[int | None] = getattr(socket, "TCP_QUICKACK", None)  # Linux only
+_INFLIGHT_MESSAGES: Final = 64
+_RECONNECT_MIN_S: Final = 1
+_RECONNECT_MAX_S: Final = 5
+
+
+class Client(paho.Client):
+    """An MQTT 3.1.1 client that tells `window` what is queued and what has left.
+
+    Always run it by `loop_start`: without a network thread, `publish` writes from the
+    calling thread, and two of them would interleave a large packet.
+    """
+
+    def __init__(self, client_id: str, window: SendWindow) -> None:
+        super().__init__(CallbackAPIVersion.VERSION2, client_id, protocol=paho.MQTTv311)
+        self._window = window
+        self.on_socket_open = _send_at_once
+        self.max_inflight_messages_set(_INFLIGHT_MESSAGES)
+        self.reconnect_delay_set(_RECONNECT_MIN_S, _RECONNECT_MAX_S)
+
+    def end(self, timeout_s: float) -> None:
+        """Disconnect and end the network thread, even if the peer has stopped reading."""
+        thread = self._thread
+        self.disconnect()
+        self._thread_terminate = True
+        if thread is None:
+            return
+        thread.join(timeout_s)
+        if thread.is_alive():
+            _shut(self.socket())
+            thread.join(timeout_s)
+
+    def kill(self, timeout_s: float) -> None:
+        """Break the connection without a goodbye and stay away, as a crash would."""
+        thread = self._thread
+        self._reconnect_on_failure = False
+        _shut(self.socket())
+        if thread is not None:
+            thread.join(timeout_s)
+
+    def _packet_read(self) -> MQTTErrorCode:
+        """Read, and do not leave a whole packet waiting.
+
+        The base method gives way after 100 reads even when the last of them completed the
+        packet. Nothing would then wake the loop until the next byte arrives, which may be
+        the answer to a keepalive.
+        """
+        code = super()._packet_read()
+        if code == MQTTErrorCode.MQTT_ERR_AGAIN and self._holds_whole_packet():
+            code = super()._packet_read()
+        _acknowledge_at_once(self._sock)
+        return code
+
+    def _holds_whole_packet(self) -> bool:
+        packet = self._in_packet
+        return bool(packet["have_remaining"]) and packet["to_process"] == 0
+
+    def _packet_queue(
+        self,
+        command: int,
+        packet: bytes | bytearray,
+        mid: int,
+        qos: int,
+        info: paho.MQTTMessageInfo | None = None,
+    ) -> MQTTErrorCode:
+        """Queue a view, so that a partial send does not copy all that remains."""
+        self._window.add(len(packet))
+        view = cast(bytes, memoryview(packet))
+        return super()._packet_queue(command, view, mid, qos, info)
+
+    def _sock_send(self, buf: bytes | bytearray) -> int:
+        sent_bytes = super()._sock_send(buf)
+        self._window.remove(sent_bytes)
+        return sent_bytes
+
+
+def _send_at_once(_client: paho.Client, _userdata: object, sock: object) -> None:
+    """Nagle's algorithm would hold small packets back for 40 ms."""
+    if isinstance(sock, socket.socket):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _acknowledge_at_once(sock: object) -> None:
+    """Ask for prompt TCP acknowledgements; Linux forgets the wish, so it is repeated.
+
+    A broker without TCP_NODELAY otherwise waits for our delayed ones, 40 ms each.
+    """
+    if _QUICKACK is None or not isinstance(sock, socket.socket):
+        return
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
+    except OSError:
+        return  # closed meanwhile: there is nothing left to acknowledge
+
+
+def _shut(sock: object) -> None:
+    if not isinstance(sock, socket.socket):
+        return
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # the network thread closed it first

