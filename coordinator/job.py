@@ -62,7 +62,8 @@ class Job:
     def export(self, weights: Weights) -> bytes:
         """The user's file with these weights in place of its own."""
         trained = export(self.original, self.program, merged(self.program.weights, weights))
-        return trained.SerializeToString()
+        data: bytes = trained.SerializeToString()
+        return data
 
 
 def prepare(config: RunConfig) -> Job:

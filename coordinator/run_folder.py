@@ -73,11 +73,11 @@ class RunFolder:
         Raises:
             ConfigError: `out` exists and is not an empty folder, or cannot be made.
         """
+        path = make_folder(out, stem=stem, now=now)
         try:
-            path = _fresh(f"{now:%Y%m%d-%H%M%S}-{stem}") if out is None else _asked_for(out)
             return cls(path)
         except OSError as error:
-            raise ConfigError(f"the run folder cannot be made: {error}") from error
+            raise ConfigError(f"the run folder cannot be used: {error}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -174,6 +174,18 @@ def read_metrics(path: Path) -> tuple[list[StepMetrics], list[EvalMetrics]]:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DataError(f"{path}: line {number} is damaged: {error}") from error
     return steps, evaluations
+
+
+def make_folder(out: Path | None, *, stem: str, now: datetime) -> Path:
+    """Make a new, empty folder: see `RunFolder.create`.
+
+    Raises:
+        ConfigError: `out` exists and is not an empty folder, or cannot be made.
+    """
+    try:
+        return _fresh(f"{now:%Y%m%d-%H%M%S}-{stem}") if out is None else _asked_for(out)
+    except OSError as error:
+        raise ConfigError(f"the run folder cannot be made: {error}") from error
 
 
 def _fresh(name: str) -> Path:

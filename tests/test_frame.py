@@ -22,6 +22,7 @@ from edgetrain.wire.frame import (
 from edgetrain.wire.reassembly import Message, Reassembler
 
 LIMIT = 1 << 24
+untimed = settings(deadline=None, derandomize=True)
 HERE = Address(Kind.ACTIVATION, run=1, epoch=2, stage=3, step=4, microbatch=5, tensor=6)
 DTYPES = [
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
@@ -56,6 +57,7 @@ def sealed(frame: bytearray) -> bytearray:
     return frame
 
 
+@untimed
 @given(addresses, st.binary(max_size=300), st.integers(1, 120), st.randoms())
 def test_bytes_come_back_from_any_order_and_duplicates(address, body, chunk_bytes, rng):
     sent = list(frames(address, body, chunk_bytes=chunk_bytes))
@@ -125,10 +127,10 @@ def test_one_frame_passes_without_a_copy_and_a_frame_is_not_aliased():
     assert message.array((4,)).tolist() == [9, 9, 9, 9]
 
 
+@untimed
 @given(
     st.integers(0, 4 * DEFAULT_CHUNK_BYTES), st.sampled_from([1 << 15, 1 << 16, 1 << 18])
 )
-@settings(max_examples=60, deadline=None)
 def test_no_piece_but_a_last_one_is_just_above_64_kib(nbytes, chunk_bytes):
     body = bytes(nbytes)
     sizes = [len(f) - HEADER_BYTES for f in frames(HERE, body, chunk_bytes=chunk_bytes)]
@@ -137,6 +139,7 @@ def test_no_piece_but_a_last_one_is_just_above_64_kib(nbytes, chunk_bytes):
     assert sum(sizes) + HEADER_BYTES * len(sizes) == wire_bytes(nbytes, chunk_bytes)
 
 
+@untimed
 @given(addresses, st.binary(max_size=60), st.data())
 def test_any_flipped_bit_is_noticed(address, body, data):
     frame = next(frames(address, body, chunk_bytes=32))
@@ -153,6 +156,7 @@ def test_a_damaged_body_is_a_checksum_error():
         parse(frame, max_body_bytes=10)
 
 
+@untimed
 @given(st.binary(max_size=60), st.data())
 def test_any_truncation_or_surplus_is_noticed(body, data):
     frame = bytes(next(frames(HERE, body, chunk_bytes=64)))
@@ -162,8 +166,8 @@ def test_any_truncation_or_surplus_is_noticed(body, data):
             parse(damaged, max_body_bytes=1000)
 
 
+@untimed
 @given(st.binary(max_size=200), st.data())
-@settings(max_examples=300)
 def test_hostile_fields_raise_only_wire_errors(noise, data):
     """Random header fields behind a right magic, length and checksum."""
     reassembler = Reassembler(1000, max_open=2)
@@ -186,6 +190,7 @@ def test_hostile_fields_raise_only_wire_errors(noise, data):
         assert reassembler.open_bytes <= 1000
 
 
+@untimed
 @given(st.binary(max_size=300))
 def test_random_bytes_are_not_frames(data):
     with pytest.raises(WireError):

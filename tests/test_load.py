@@ -66,7 +66,7 @@ def test_files_that_are_not_there_or_not_onnx(tmp_path: Path) -> None:
 def test_a_model_without_nodes_is_empty(tmp_path: Path) -> None:
     model = mlp()
     del model.graph.node[:]
-    assert "no ONNX graph" in refused(saved(model, tmp_path))
+    assert "no whole ONNX graph" in refused(saved(model, tmp_path))
 
 
 def test_damage_inside_the_graph_is_named(tmp_path: Path) -> None:

@@ -50,6 +50,10 @@ def test_weights_keep_their_names_wherever_the_file_has_them() -> None:
         "fc.b": "node",
     }
     assert program.states == {"bn.mean", "bn.var"}
+    (momentum,) = (
+        a.f for a in program.model.graph.node[1].attribute if a.name == "momentum"
+    )
+    assert momentum == np.float32(0.9)
     assert [n.op_type for n in program.model.graph.node] == [
         "Conv",
         "BatchNormalization",

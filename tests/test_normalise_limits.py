@@ -7,7 +7,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from normal_form import expect_form, outputs_of
+from normal_form import expect_same, outputs_of
 from onnx import TensorProto, helper, numpy_helper
 from small_models import build, conditional, convnet, mlp, normal
 
@@ -78,27 +78,49 @@ def test_dynamic_extents_come_from_the_caller() -> None:
     assert program.inputs[0].shape == (2, 3, 8, 9)
 
 
-def test_shapes_that_inference_cannot_know_are_measured() -> None:
+def test_shapes_that_inference_does_not_know_are_measured() -> None:
     model = build(
         [
-            node("NonZero", ["mask"], ["where"]),
-            node("Transpose", ["where"], ["rows"], perm=[1, 0]),
-            node("GatherND", ["w", "rows"], ["picked"]),
-            node("Mul", ["x", "picked"], ["y"]),
+            node("GroupNormalization", ["x", "scale", "bias"], ["n"], num_groups=2),
+            node("Shape", ["n"], ["all"]),
+            node("Slice", ["all", "nought", "two"], ["lead"]),
+            node("Concat", ["lead", "rest"], ["target"], axis=0),
+            node("Reshape", ["n", "target"], ["y"]),
         ],
-        [("x", ["N", 2])],
+        [("x", ["N", 4, 2, 3])],
         ["y"],
-        {"w": normal(3), "mask": np.asarray([True, False, True])},
+        {
+            "scale": normal(2),
+            "bias": normal(2, seed=1),
+            "nought": np.asarray([0], np.int64),
+            "two": np.asarray([2], np.int64),
+            "rest": np.asarray([-1], np.int64),
+        },
+        18,
     )
+    assert "n" not in shapes.known(shapes.infer(model))
     program = normalise(model, batch=2)
-    expect_form(program)
-    dynamic = build(
-        [node("NonZero", ["x"], ["where"]), node("Cast", ["where"], ["y"], to=1)],
-        [("x", [2, 2])],
-        ["y"],
-    )
-    measured = shapes.complete(dynamic, {"x": np.eye(2, dtype=np.float32)})
-    assert value_table(measured)["where"].shape == (2, 2)
+    expect_same(model, program)
+    assert [n.op_type for n in program.model.graph.node][1:] == ["Reshape"]
+    assert value_table(program.model)["n"].shape == (2, 4, 2, 3)
+
+
+@pytest.mark.parametrize("length", ["shape", "NonZero"])
+def test_shapes_that_hang_on_the_data_are_refused(length: str) -> None:
+    nodes = [
+        node("MatMul", ["x", "w"], ["h"]),
+        node("NonZero", ["h"], ["where"]),
+        node("Shape", ["where"], ["shape"]),
+        node("Cast", ["h"], ["whole"], to=TensorProto.INT64),
+        node("ReduceMax", ["whole"], ["rows"], keepdims=0),
+        node("Unsqueeze", ["rows", "axes"], ["count"]),
+        node("ConstantOfShape", ["count" if length == "shape" else "shape"], ["zeros"]),
+        node("ReduceSum", ["zeros"], ["total"], keepdims=0),
+        node("Add", ["h", "total"], ["y"]),
+    ]
+    tensors = {"w": normal(3, 2), "axes": np.asarray([0], np.int64)}
+    text = refused(build(nodes, [("x", ["N", 3])], ["y"], tensors))
+    assert "depends on the data" in text
 
 
 # Refusals
@@ -127,6 +149,10 @@ def test_refusals_name_the_culprit_and_the_way_out() -> None:
         helper.make_tensor_sequence_value_info("many", TensorProto.FLOAT, None)
     )
     assert "'many' is a sequence, not a tensor" in refused(sequence)
+
+    text = mlp()
+    text.graph.input[0].type.tensor_type.elem_type = TensorProto.STRING
+    assert "'x' holds strings" in refused(text)
 
     for version in (6, 999):
         old = mlp()

@@ -23,6 +23,7 @@ from edgetrain.transport.paho_client import Client
 from edgetrain.wire.topics import Channel
 
 WAIT_S = 20.0
+OPENSSL = shutil.which("openssl")
 
 
 def remaining_length(nbytes: int) -> bytes:
@@ -66,7 +67,7 @@ class SlowSocket:
 
 
 def delivered_by(client: paho.Client, reads: int) -> list[bytes]:
-    """Payloads delivered once the socket is empty, a packet's body coming in `reads` reads."""
+    """Payloads delivered once the socket is empty; the body comes in `reads` reads."""
     packet = publish_packet("t", bytes(range(200)) * 2)
     head = 1 + len(remaining_length(403))
     body = packet[head:]
@@ -113,6 +114,17 @@ def test_partial_sends_keep_the_bytes_copy_nothing_and_leave_the_window() -> Non
     assert window.held_bytes == 0
     assert all(isinstance(offer, memoryview) for offer in sock.offers)
     client._thread = client._sock = None
+
+
+def test_senders_fail_when_the_network_thread_has_died() -> None:
+    window = SendWindow(1000)
+    client = Client("c", window)
+    client._sock, peer = socket.socketpair()
+    peer.send(b"\x30\x01\x00")  # a PUBLISH too short to hold a topic
+    with peer:
+        client._thread_main()
+    with pytest.raises(TransportError, match="has ended"):
+        window.wait()
 
 
 class ScriptedBroker:
@@ -236,45 +248,16 @@ def test_closing_ends_though_the_network_takes_nothing(
     scripted.reading.set()
 
 
-def test_a_paused_window_holds_senders_until_it_resumes_or_closes() -> None:
-    window = SendWindow(100)
-    window.add(500)
-    window.resume()
-    window.wait()
-    window.pause()
-    results: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def send() -> None:
-        try:
-            window.wait()
-        except TransportError as error:
-            results.put(str(error))
-        else:
-            results.put("sent")
-
-    for release in (window.resume, lambda: window.close("over")):
-        sender = threading.Thread(target=send)
-        sender.start()
-        assert results.empty()
-        release()
-        sender.join(WAIT_S)
-        window.pause()
-    assert [results.get(timeout=WAIT_S) for _ in range(2)] == ["sent", "over"]
-    window.close("later")
-    with pytest.raises(TransportError, match="over"):
-        window.wait()
-
-
-@pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl on PATH")
+@pytest.mark.skipif(OPENSSL is None, reason="no openssl on PATH")
 def test_tls_needs_the_authority_that_signed(tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    request = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
+    subject = "-subj /CN=test -addext subjectAltName=IP:127.0.0.1"
     subprocess.run(  # noqa: S603
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
-         "-nodes", "-keyout", key, "-out", certificate, "-days", "2", "-subj", "/CN=test",
-         "-addext", "subjectAltName=IP:127.0.0.1"],  # noqa: S607
+        [OPENSSL, *request.split(), *subject.split(), "-keyout", key, "-out", certificate],
         check=True,
         capture_output=True,
-    )  # fmt: skip
+    )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     broker = ScriptedBroker(lambda raw: context.wrap_socket(raw, server_side=True))

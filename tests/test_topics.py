@@ -1,13 +1,14 @@
 """The topic scheme, and that a broker's ACL can hold it."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgetrain.errors import ConfigError, WireError
 from edgetrain.wire import topics
 from edgetrain.wire.topics import COORDINATOR, Channel
 
+untimed = settings(deadline=None, derandomize=True)
 names = st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True)
 
 
@@ -21,6 +22,7 @@ def matches(pattern: str, topic: str) -> bool:
     )
 
 
+@untimed
 @given(names, names, names, st.sampled_from(Channel))
 def test_an_inbox_topic_round_trips_and_only_its_owner_reads_it(ns, to, source, channel):
     topic = topics.inbox(ns, to, source, channel)
@@ -31,6 +33,7 @@ def test_an_inbox_topic_round_trips_and_only_its_owner_reads_it(ns, to, source, 
             assert matches(pattern, topic) == ((reader, read) == (to, channel))
 
 
+@untimed
 @given(names, names)
 def test_a_presence_topic_round_trips(ns, device):
     topic = topics.presence(ns, device)
@@ -38,6 +41,7 @@ def test_a_presence_topic_round_trips(ns, device):
     assert matches(topics.presence_filter(ns), topic)
 
 
+@untimed
 @given(names, names, names, st.sampled_from(Channel))
 def test_three_acl_patterns_hold_for_every_device(me, peer, ns, channel):
     writes = (f"{ns}/up/{me}/#", f"{ns}/dev/+/from/{me}/#")
@@ -51,6 +55,7 @@ def test_three_acl_patterns_hold_for_every_device(me, peer, ns, channel):
         assert not matches(reads, topics.inbox(ns, peer, me, channel))
 
 
+@untimed
 @given(st.text(max_size=40))
 def test_other_topics_are_refused(topic):
     for parse in (topics.parse_inbox, topics.parse_presence):

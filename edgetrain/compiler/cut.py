@@ -67,9 +67,11 @@ class CutFinder:
     """
 
     def __init__(self, program: Program, trainable: Collection[str]) -> None:
-        self.nodes = tuple(Node.from_proto(proto) for proto in program.model.graph.node)
         self._values = value_table(program.model)
         self._program = program
+        nodes = [Node.from_proto(proto) for proto in program.model.graph.node]
+        self._from_weights = _from_weights(nodes, program)
+        self.nodes = _just_in_time(nodes, self._from_weights)
         self._uses = _uses(self.nodes)
         self._made = {spec.name: 0 for spec in program.inputs}
         for index, node in enumerate(self.nodes):
@@ -105,7 +107,9 @@ class CutFinder:
         weighted = [
             index
             for index, node in enumerate(self.nodes)
-            if node.op_type in ANCHORS and self._program.weights.keys() & set(node.inputs)
+            if node.op_type in ANCHORS
+            and self._from_weights.intersection(node.inputs)
+            and not self._from_weights.issuperset(node.outputs)
         ]
         cuts: list[Cut] = []
         for before, after in itertools.pairwise(weighted):
@@ -165,6 +169,45 @@ class CutFinder:
             )
             start = cut.position
         return tuple(layers)
+
+
+def _from_weights(nodes: Sequence[Node], program: Program) -> frozenset[str]:
+    """The weights, and every value that is computed from weights and constants alone."""
+    known = {tensor.name for tensor in program.model.graph.initializer} | {""}
+    derived = set(program.weights)
+    for node in nodes:
+        if derived.intersection(node.inputs) and (derived | known).issuperset(node.inputs):
+            derived.update(filter(None, node.outputs))
+    return frozenset(derived)
+
+
+def _just_in_time(nodes: Sequence[Node], derived: frozenset[str]) -> tuple[Node, ...]:
+    """Move nodes that only prepare a weight to right before their first user.
+
+    Exporters write a weight's Transpose anywhere; what it makes would cross every cut
+    between there and its use, and part the weight from the stage that trains it.
+    """
+    makers = {
+        n: node for node in nodes for n in node.outputs if derived.issuperset(node.outputs)
+    }
+    order: list[Node] = []
+    placed: set[str] = set()
+
+    def place(node: Node) -> None:
+        if node.output in placed:
+            return
+        placed.add(node.output)
+        for name in node.inputs:
+            if name in makers:
+                place(makers[name])
+        order.append(node)
+
+    for node in nodes:
+        if node.output not in makers:
+            place(node)
+    for node in nodes:
+        place(node)
+    return tuple(order)
 
 
 def _uses(nodes: Sequence[Node]) -> Mapping[str, list[int]]:

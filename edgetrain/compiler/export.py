@@ -60,7 +60,8 @@ def export(
         _write(held[name], value, program.weights[name])
     for name, value in current.items():
         root, node = _root(held, name), held[name].node
-        if root != name and node is not None and not _equal(value, current[root]):
+        repeated = current.get(root, program.weights[name])
+        if root != name and node is not None and not _equal(value, repeated):
             _make_constant(node, held[name].source.dtype, value)
     return model
 

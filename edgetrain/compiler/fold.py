@@ -31,7 +31,7 @@ Array = npt.NDArray[Any]
 
 # Elements; small enough to leave weights alone, large enough for shapes and conditions.
 _CONDITION_ELEMENTS: Final = 64
-_MAX_PASSES: Final = 16
+_SHAPE_OPS: Final = frozenset({"Shape", "Size"})
 
 
 def fold(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> None:
@@ -42,37 +42,35 @@ def fold(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> None:
         feeds: value of every input, to measure shapes that inference leaves open.
     """
     graph = model.graph
-    for _ in range(_MAX_PASSES):
+    while True:
         before = len(graph.node)
         lift_constants(graph)
         _fold_shapes(graph, shapes.known(shapes.infer(model)))
         _fold_constants(model)
         drop_dead(graph)
-        if len(graph.node) == before:
-            if not any(node.op_type in ("Shape", "Size") for node in graph.node):
-                return
+        if len(graph.node) < before:
+            continue
+        if any(node.op_type in _SHAPE_OPS for node in graph.node):
             _fold_shapes(graph, shapes.known(shapes.complete(model, feeds)))
+        if len(graph.node) == before:
+            return
 
 
-def fold_control_flow(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in which If nodes with a constant condition are their taken branch."""
-    for _ in range(_MAX_PASSES):
-        before = sum(1 for node in model.graph.node if any(subgraphs(node)))
-        if not before:
-            return model
+def fold_control_flow(model: onnx.ModelProto) -> None:
+    """Put the taken branch in place of each If whose condition is constant, in place."""
+    before = -1
+    while (count := sum(any(subgraphs(node)) for node in model.graph.node)) != before:
+        before = count
         optimizer.fold_constants(
             model,
             input_size_limit=_CONDITION_ELEMENTS,
             output_size_limit=_CONDITION_ELEMENTS,
         )
         sort_nodes(model.graph)
-        if before == sum(1 for node in model.graph.node if any(subgraphs(node))):
-            return model
-    return model
 
 
 def convert(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy at opset 20.
+    """The model at opset 20.
 
     Raises:
         GraphError: an operator has no equivalent there.
@@ -109,7 +107,7 @@ def _fold_shapes(graph: onnx.GraphProto, specs: Mapping[str, TensorSpec]) -> Non
     outputs = {out.name for out in graph.output}
     kept = []
     for node in graph.node:
-        foldable = node.op_type in ("Shape", "Size") and node.input[0] in specs
+        foldable = node.op_type in _SHAPE_OPS and node.input[0] in specs
         if not foldable or node.output[0] in outputs:
             kept.append(node)
             continue

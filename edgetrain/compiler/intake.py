@@ -7,11 +7,10 @@ from typing import Final
 import onnx
 from onnx import AttributeProto, TensorProto, helper, inliner, numpy_helper
 
-from edgetrain.compiler.tidy import all_nodes, graphs, sort_nodes
+from edgetrain.compiler.tidy import all_nodes, graphs, sort_nodes, subgraphs
 from edgetrain.errors import GraphError
 
 MIN_OPSET: Final = 7
-CONTROL_FLOW: Final = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 _MIN_IR: Final = 8  # from 4 on an initializer need not be an input too
 _STANDARD: Final = frozenset({"", "ai.onnx"})
 _OTHER_FLOATS: Final = frozenset({TensorProto.FLOAT16, TensorProto.DOUBLE})
@@ -122,7 +121,7 @@ def _check_opset(model: onnx.ModelProto) -> None:
     if not MIN_OPSET <= version <= newest:
         raise GraphError(
             f"the model uses opset {version}; {MIN_OPSET} to {newest} can be read."
-            f" Export it again with opset_version=20"
+            " Export it again with opset_version=20"
         )
 
 
@@ -139,6 +138,10 @@ def _check_values(model: onnx.ModelProto) -> None:
             raise GraphError(
                 f"{info.name!r} is a {kind.removesuffix('_type')}, not a tensor; export a"
                 " model whose inputs and outputs are tensors"
+            )
+        if info.type.tensor_type.elem_type == TensorProto.STRING:
+            raise GraphError(
+                f"{info.name!r} holds strings; export the model without its text processing"
             )
     for tensor in graph.initializer:
         if tensor.data_type == TensorProto.BFLOAT16:
@@ -163,18 +166,12 @@ def _check_domain(node: onnx.NodeProto) -> None:
 def refuse_control_flow(graph: onnx.GraphProto) -> None:
     """Raises GraphError for the first node that has a graph of its own."""
     for node in graph.node:
-        if node.op_type in CONTROL_FLOW or _has_graph(node):
+        if any(subgraphs(node)):
             raise GraphError(
                 f"{node.op_type} node {_label(node)} depends on the data, and control flow"
                 " cannot be trained; export the model with fixed shapes and without Python"
                 " branches or loops on tensor values"
             )
-
-
-def _has_graph(node: onnx.NodeProto) -> bool:
-    return any(
-        a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute
-    )
 
 
 def _drop_attribute(node: onnx.NodeProto, name: str) -> None:

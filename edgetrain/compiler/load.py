@@ -28,10 +28,10 @@ def load(path: Path) -> onnx.ModelProto:
         GraphError: the file is missing, unreadable, damaged, not ONNX, or holds no graph.
     """
     model = _parse(path)
-    if not model.ir_version or not model.graph.node:
+    if not (model.ir_version and model.graph.node and model.opset_import):
         raise GraphError(
-            f"{path} holds no ONNX graph (it may be another format, or an empty model);"
-            " give the .onnx file that your exporter wrote"
+            f"{path} holds no whole ONNX graph (it is cut short, empty, or of another"
+            " format); give the .onnx file that your exporter wrote"
         )
     try:
         external_data_helper.load_external_data_for_model(model, str(path.parent))

@@ -15,7 +15,13 @@ from edgetrain.compiler import shapes as static
 from edgetrain.compiler.build import tensor_spec
 from edgetrain.compiler.fold import convert, fold, fold_control_flow
 from edgetrain.compiler.program import IR_VERSION, Program
-from edgetrain.compiler.tidy import drop_aliases, drop_dead, lift_constants, subgraphs
+from edgetrain.compiler.tidy import (
+    drop_aliases,
+    drop_dead,
+    lift_constants,
+    settle_casts,
+    subgraphs,
+)
 from edgetrain.errors import EngineError, GraphError
 
 Array = npt.NDArray[Any]
@@ -69,7 +75,7 @@ def normalise(
     original = intake.to_inference(intake.open_up(model))
     work = onnx.ModelProto()
     work.CopyFrom(original)
-    extents = _bind(work.graph, batch, shapes or {})
+    extents = static.bind(work.graph, batch, shapes or {})
     sample = agreement.sample(work.graph, max([batch, *extents.values()]))
     draft = _Draft(work, batch, agreement.leading(sample, dict.fromkeys(sample, batch)))
     foreign = {name: extent for name, extent in extents.items() if extent != batch}
@@ -88,13 +94,14 @@ def normalise(
 def _explained(
     error: GraphError | EngineError, foreign: Mapping[str, int], batch: int
 ) -> GraphError:
-    for name, extent in foreign.items():
-        return GraphError(
-            f"the model fixes its batch size: input {name!r} takes {extent}, and with"
-            f" {batch} its rows are not independent or it does not run ({error}). Use"
-            f" microbatches of {extent}, or export it with a dynamic batch axis"
-        )
-    return GraphError(str(error))
+    if not foreign:
+        return GraphError(str(error))
+    name, extent = next(iter(foreign.items()))
+    return GraphError(
+        f"the model fixes its batch size: input {name!r} takes {extent}, and with"
+        f" {batch} its rows are not independent or it does not run ({error}). Use"
+        f" microbatches of {extent}, or export it with a dynamic batch axis"
+    )
 
 
 def _rewrite(
@@ -113,7 +120,7 @@ def _rewrite(
         )
     _lift_weights(draft, held)
     if any(any(subgraphs(node)) for node in draft.model.graph.node):
-        draft.model = fold_control_flow(draft.model)
+        fold_control_flow(draft.model)
         _lift_weights(draft, held)
     intake.refuse_control_flow(draft.model.graph)
     fold(draft.model, draft.all_feeds)
@@ -121,6 +128,7 @@ def _rewrite(
     draft.model = convert(draft.model)
     fold(draft.model, draft.all_feeds)
     draft.model = static.infer(draft.model)
+    settle_casts(draft.model.graph)
     drop_aliases(draft.model.graph)
     drop_dead(draft.model.graph)
     _drop_unused(draft)
@@ -135,8 +143,8 @@ def _rebatch(draft: _Draft, foreign: Mapping[str, int]) -> None:
         changed = static.rebatch(draft.model.graph, draft.feeds, old, draft.batch)
         if changed:
             draft.remarks.append(
-                f"Reshape nodes that fix a batch of {old} in the file ({changed} of them) take"
-                f" {draft.batch} in training."
+                f"Reshape nodes that fix a batch of {old} in the file ({changed} of them)"
+                f" take {draft.batch} in training."
             )
 
 
@@ -212,13 +220,6 @@ def _remark_frozen(draft: _Draft) -> None:
             "Constant in training, as the file holds them inside a function or under a name"
             f" it uses twice: {_names(frozen)}."
         )
-
-
-def _bind(graph: onnx.GraphProto, batch: int, shapes: Shapes) -> dict[str, int]:
-    """Bind the inputs' shapes; returns the rows the file's graph takes for each input."""
-    held = {tensor.name for tensor in graph.initializer}
-    fixed = static.bind(graph, batch, shapes)
-    return {i.name: fixed.get(i.name, batch) for i in graph.input if i.name not in held}
 
 
 def _names(names: list[str]) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
+from google.protobuf.message import EncodeError
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from edgetrain.errors import EngineError
@@ -23,6 +24,7 @@ _ERRORS: Final = (
     ort_state.NoModel,
     ort_state.NotImplemented,
     ort_state.RuntimeException,
+    EncodeError,  # over protobuf's 2 GB
     RuntimeError,
     ValueError,
 )

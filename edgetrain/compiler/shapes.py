@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,24 @@ from edgetrain.tensors import TensorSpec
 
 Array = npt.NDArray[Any]
 
+_DATA_SHAPED: Final = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
+# Inputs whose value decides the output's shape.
+_SHAPE_INPUTS: Final[Mapping[str, tuple[int, ...]]] = {
+    "ConstantOfShape": (0,),
+    "Expand": (1,),
+    "OneHot": (1,),
+    "Pad": (1, 3),
+    "Range": (0, 1, 2),
+    "Reshape": (1,),
+    "Resize": (2, 3),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "Squeeze": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+    "Unsqueeze": (1,),
+}
+
 
 def bind(
     graph: onnx.GraphProto, batch: int, shapes: Mapping[str, tuple[int, ...]]
@@ -29,7 +47,7 @@ def bind(
         shapes: shape of an input without its batch, where the file leaves it open.
 
     Returns:
-        The inputs whose leading extent the file fixes, and that extent.
+        The rows that the file's own graph takes of each input: `batch` if it is open.
 
     Raises:
         GraphError: an extent is neither in the file nor in `shapes`, or they disagree.
@@ -41,7 +59,7 @@ def bind(
                 f"a shape is given for {name!r}, which is not an input of the model;"
                 f" its inputs are {sorted(names)}"
             )
-    fixed = {}
+    rows = {}
     for info in graph.input:
         if not info.type.tensor_type.HasField("shape"):
             raise GraphError(
@@ -49,14 +67,13 @@ def bind(
                 " export the model with typed inputs"
             )
         dims = list(info.type.tensor_type.shape.dim)
-        if dims and _extent(dims[0]):
-            fixed[info.name] = _extent(dims[0])
+        rows[info.name] = (_extent(dims[0]) if dims else 0) or batch
         _bind_rest(info.name, dims[1:], shapes.get(info.name))
         if dims:
             _set(dims[0], batch)
     for out in graph.output:
         out.type.tensor_type.ClearField("shape")
-    return fixed
+    return rows
 
 
 def _bind_rest(
@@ -130,6 +147,26 @@ def rebatch(graph: onnx.GraphProto, data: Collection[str], old: int, new: int) -
     return changed
 
 
+def _refuse_data_dependent(graph: onnx.GraphProto) -> None:
+    """Raises GraphError for the first node whose output's shape hangs on values of data.
+
+    The result of a Shape or Size node is no such value.
+    """
+    from_data = {info.name for info in graph.input}
+    for node in graph.node:
+        places = _SHAPE_INPUTS.get(node.op_type, ())
+        reads = [name for i, name in enumerate(node.input) if i in places]
+        depends = not from_data.isdisjoint(node.input)
+        if not from_data.isdisjoint(reads) or (depends and node.op_type in _DATA_SHAPED):
+            raise GraphError(
+                f"the shape that {node.op_type} node {node.name or node.output[0]!r} gives"
+                " depends on the data; training needs static shapes: export the model"
+                " without this step, such as the post-processing of a detector"
+            )
+        if depends and node.op_type not in ("Shape", "Size"):
+            from_data.update(node.output)
+
+
 def infer(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy with the types and shapes that ONNX's own inference derives.
 
@@ -167,13 +204,15 @@ def complete(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> onnx.ModelPr
     value as an output.
 
     Raises:
-        GraphError: a shape is still open, as the model does not run on `feeds`.
+        GraphError: a shape depends on the data's values, or is still open as the model
+            does not run on `feeds`.
     """
     inferred = infer(model)
     specs = known(inferred)
     names = [name for node in model.graph.node for name in node.output if name]
     missing = [name for name in names if name not in specs]
     if missing:
+        _refuse_data_dependent(model.graph)
         specs.update(_measure(model, feeds, missing))
     outputs = [out.name for out in model.graph.output]
     done = {*outputs, *(info.name for info in model.graph.input)}

@@ -179,6 +179,16 @@ def drop_aliases(graph: onnx.GraphProto) -> None:
     set_nodes(graph, kept)
 
 
+def settle_casts(graph: onnx.GraphProto) -> None:
+    """CastLike says by example which type it wants; where that is known, Cast says it."""
+    types = _element_types(graph)
+    for node in graph.node:
+        if node.op_type == "CastLike" and types.get(node.input[1]):
+            node.op_type = "Cast"
+            node.attribute.append(helper.make_attribute("to", types[node.input[1]]))
+            del node.input[1:]
+
+
 def _resolve(renamed: dict[str, str], name: str) -> str:
     while name in renamed:
         name = renamed[name]

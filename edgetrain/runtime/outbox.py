@@ -73,4 +73,4 @@ def _direct(address: Address, body: Body) -> Message:
     if isinstance(body, bytes):
         return Message(address, "", memoryview(body))
     flat = np.ascontiguousarray(body).reshape(-1).view(np.uint8)
-    return Message(address, body.dtype.name, memoryview(flat).toreadonly())
+    return Message(address, body.dtype.name, flat.data.toreadonly())

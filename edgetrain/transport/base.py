@@ -90,7 +90,7 @@ class Transport(Protocol):
                 one when the connection is lost or closed.
 
         Raises:
-            TransportError: there is no broker, or it refuses us.
+            TransportError: there is no broker, it refuses us, or this was opened before.
         """
         ...
 

@@ -136,13 +136,11 @@ def embedded_broker(
     """
     if kind is None:
         kind = "mosquitto" if shutil.which("mosquitto") else "iotcore"
-    for remaining in reversed(range(1 if port else _PORT_TRIES)):
-        try:
-            return _start(kind, port or _free_port(), directory)
-        except TransportError:
-            if remaining == 0:
-                raise
-    raise AssertionError("the last try either returned or raised")
+    # Between choosing a free port and listening on it, somebody else may take it.
+    for _ in range(0 if port else _PORT_TRIES - 1):
+        with contextlib.suppress(TransportError):
+            return _start(kind, _free_port(), directory)
+    return _start(kind, port or _free_port(), directory)
 
 
 def _start(kind: str, port: int, parent: Path | None) -> Broker:

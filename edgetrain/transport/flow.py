@@ -67,10 +67,3 @@ class SendWindow:
         with self._changed:
             self._failure = self._failure or reason
             self._changed.notify_all()
-
-    def drain(self, timeout_s: float) -> bool:
-        """Wait until nothing is held; False when it takes longer."""
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: self._held_bytes == 0 or self._failure is not None, timeout_s
-            )

@@ -131,6 +131,7 @@ class Link:
             with contextlib.suppress(RuntimeError):
                 self._last.wait_for_publish(_END_TIMEOUT_S)
         self.window.close(reason)
+        self._client.on_disconnect = None
         self._client.end(_END_TIMEOUT_S)
 
     def kill(self, reason: str) -> None:
@@ -197,6 +198,7 @@ class Link:
         if self._down_since_s is not None:
             log.warning("connected again to the broker at %s", self._address)
             self._down_since_s = None
+        self._client.persist(True)
         self._spec.ready()
         self._settled.set()
 
@@ -239,7 +241,7 @@ class Link:
                 f"the broker at {self._address} {why}; the connection has been down for"
                 f" {self._settings.lost_after_s:g} s. Start the broker again, then the run"
             )
-            self._client.disconnect()
+            self._client.persist(False)
 
 
 def _tls(ca_file: Path | None) -> ssl.SSLContext:

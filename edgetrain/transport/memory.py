@@ -116,6 +116,8 @@ class MemoryTransport:
         announce: bytes | None = None,
     ) -> None:
         """See `Transport.open`."""
+        if self._thread is not None:
+            raise TransportError(f"{self._name}: a transport opens once; make another")
         self._receive, self._on_presence = receive, on_presence
         self._thread = threading.Thread(
             target=self._dispatch, name=f"memory-{self._name}", daemon=True

@@ -88,6 +88,8 @@ class MqttTransport:
         announce: bytes | None = None,
     ) -> None:
         """See `Transport.open`. Data first: an announced party can already be reached."""
+        if self._links:
+            raise TransportError(f"{self._name}: a transport opens once; make another")
         self._receive, self._on_presence, self._announce = receive, on_presence, announce
         session = secrets.token_hex(4)
         try:
@@ -97,6 +99,8 @@ class MqttTransport:
                 self._links[channel].connect()
         except EdgeTrainError:
             self._close_links("could not be opened")
+            self._links.clear()
+            self._announce = None
             raise
 
     def send(self, to: str, channel: Channel, payload: Payload) -> None:
@@ -135,7 +139,7 @@ class MqttTransport:
             link.close(f"{self._name}: the transport {why}")
 
     def _spec(self, channel: Channel, session: str) -> LinkSpec:
-        """Links end as the party does: only one of them carries its will."""
+        """Only the control link, which announces, carries a will."""
         client_id = f"{self._namespace}-{self._name}-{channel}-{session}"
         mine = topics.inbox_filter(self._namespace, self._name, channel)
         qos = _QOS[channel]

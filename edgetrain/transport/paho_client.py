@@ -7,6 +7,7 @@ It overrides private methods of paho-mqtt 2.2; the packaging pins that version, 
 from __future__ import annotations
 
 import socket
+import ssl
 from typing import Final, cast
 
 from paho.mqtt import client as paho
@@ -28,11 +29,20 @@ class Client(paho.Client):
     """
 
     def __init__(self, client_id: str, window: SendWindow) -> None:
-        super().__init__(CallbackAPIVersion.VERSION2, client_id, protocol=paho.MQTTv311)
+        super().__init__(
+            CallbackAPIVersion.VERSION2,
+            client_id,
+            protocol=paho.MQTTv311,
+            reconnect_on_failure=False,
+        )
         self._window = window
         self.on_socket_open = _send_at_once
         self.max_inflight_messages_set(_INFLIGHT_MESSAGES)
         self.reconnect_delay_set(_RECONNECT_MIN_S, _RECONNECT_MAX_S)
+
+    def persist(self, on: bool) -> None:
+        """Whether to connect again when the connection breaks; not, until told so."""
+        self._reconnect_on_failure = on
 
     def end(self, timeout_s: float) -> None:
         """Disconnect and end the network thread, even if the peer has stopped reading."""
@@ -49,10 +59,25 @@ class Client(paho.Client):
     def kill(self, timeout_s: float) -> None:
         """Break the connection without a goodbye and stay away, as a crash would."""
         thread = self._thread
-        self._reconnect_on_failure = False
+        self.persist(False)
         _shut(self.socket())
         if thread is not None:
             thread.join(timeout_s)
+
+    def _thread_main(self) -> None:
+        """Run the network loop; senders must not wait for one that has ended."""
+        try:
+            super()._thread_main()
+        finally:
+            self._window.close("the MQTT client's network thread has ended")
+
+    def _ssl_wrap_socket(self, tcp_sock: socket.socket) -> ssl.SSLSocket:
+        """Shake hands; unlike the base method's, a socket on which that fails is closed.
+
+        The context checks the certificate and the host name.
+        """
+        context = cast(ssl.SSLContext, self._ssl_context)
+        return context.wrap_socket(tcp_sock, server_hostname=self._host)
 
     def _packet_read(self) -> MQTTErrorCode:
         """Read, and do not leave a whole packet waiting.

@@ -95,11 +95,9 @@ def symmetric_rule(
     return OpRule(vjp, jvp, saves)
 
 
-def linear_rule(
-    vjp: VJP, saves: Saves = Saves.NOTHING, *, broadcasts: bool = False
-) -> OpRule:
+def linear_rule(vjp: VJP, saves: Saves = Saves.NOTHING) -> OpRule:
     """The rule of an op that is linear in its first input, the only one differentiated."""
-    return OpRule(vjp, reapply, saves, broadcasts)
+    return OpRule(vjp, reapply, saves)
 
 
 def reapply(g: GraphBuilder, node: Node, tangents: Tangents) -> str | None:

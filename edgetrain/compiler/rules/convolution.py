@@ -13,9 +13,8 @@ from edgetrain.compiler.rules.shaping import (
     channel_sums,
     per_channel,
     reshape,
-    reshape_from,
     sum_axes,
-    sum_to,
+    swap_last,
 )
 from edgetrain.compiler.rules.window import Window, window
 from edgetrain.errors import UnsupportedOpError
@@ -135,38 +134,35 @@ def _tap(g: GraphBuilder, padded: str, offset: Shape, c: Correlation) -> str:
 
 def _tap_by_tap(g: GraphBuilder, taps: list[str], dy: str, c: Correlation) -> str:
     split = (c.batch,) if c.groups == 1 else (c.batch, c.groups)
-    features, channels = c.features // c.groups, c.channels // c.groups
     rank = len(split) + 2
-    swapped = [*range(rank - 2), rank - 1, rank - 2]
-    rows = reshape(g, dy, (*split, features, c.positions))
+    rows = reshape(g, dy, (*split, c.features // c.groups, c.positions))
     parts = []
     for tap in taps:
-        columns = reshape(g, tap, (*split, channels, c.positions))
-        product = g("MatMul", rows, g("Transpose", columns, perm=swapped))
-        total = sum_axes(g, product, [0])
-        parts.append(reshape(g, total, (c.features, channels, 1)))
-    joined = parts[0] if len(parts) == 1 else g("Concat", *parts, axis=2)
-    return reshape(g, joined, c.weight_shape)
+        columns = reshape(g, tap, (*split, c.channels // c.groups, c.positions))
+        product = g("MatMul", rows, swap_last(g, columns, rank))
+        parts.append(sum_axes(g, product, [0], keepdims=True) if c.batch > 1 else product)
+    return _taps_last(g, parts, rank, c)
 
 
 def _stacked(g: GraphBuilder, taps: list[str], dy: str, c: Correlation) -> str:
-    flat = [reshape(g, tap, (c.batch, c.channels, c.positions)) for tap in taps]
-    stack = g("Concat", *flat, axis=1)
+    stack = g("Concat", *taps, axis=1)
+    stack = reshape(g, stack, (c.batch, len(taps) * c.channels, c.positions))
     rows = reshape(g, dy, (c.batch, c.features, c.positions))
-    product = g("MatMul", stack, g("Transpose", rows, perm=[0, 2, 1]))
-    total = reshape(g, sum_axes(g, product, [0]), (len(taps), c.channels, c.features))
+    product = g("MatMul", stack, swap_last(g, rows, 3))
+    total = sum_axes(g, product, [0]) if c.batch > 1 else product
+    total = reshape(g, total, (len(taps), c.channels, c.features))
     return reshape(g, g("Transpose", total, perm=[2, 1, 0]), c.weight_shape)
 
 
 def _depthwise(g: GraphBuilder, padded: str, dy: str, c: Correlation) -> str:
-    shape = (c.batch, c.channels, *c.window.steps)
-    column = (c.channels, *(1 for _ in c.window.steps))
+    positions = range(2, 2 + len(c.window.steps))
     parts = []
     for offset in c.window.taps:
         product = g("Mul", c.window.tap(g, padded, offset), dy)
-        total = sum_to(g, product, shape, column)
-        parts.append(reshape_from(g, total, column, (c.channels, 1)))
-    return reshape(g, g("Concat", *parts, axis=1), c.weight_shape)
+        parts.append(sum_axes(g, product, positions))
+    sums = reshape(g, g("Concat", *parts, axis=0), (len(parts), c.batch, c.channels))
+    total = g("Transpose", sum_axes(g, sums, [1]), perm=[1, 0])
+    return reshape(g, total, c.weight_shape)
 
 
 def _depthwise_channels_last(g: GraphBuilder, padded: str, dy: str, c: Correlation) -> str:
@@ -174,17 +170,21 @@ def _depthwise_channels_last(g: GraphBuilder, padded: str, dy: str, c: Correlati
     rank = len(c.window.steps) + 2
     perm = [0, *range(2, rank), 1]
     image, dy = g("Transpose", padded, perm=perm), g("Transpose", dy, perm=perm)
-    axes = g.ints(*range(1, rank - 1))
     parts = []
     for offset in c.window.taps:
-        spans = zip(offset, c.window.steps, c.window.strides, strict=True)
-        ends = g.ints(*(o + (n - 1) * s + 1 for o, n, s in spans))
-        strides = g.ints(*c.window.strides)
-        tap = g("Slice", image, g.ints(*offset), ends, axes, strides)
+        tap = c.window.tap(g, image, offset, first_axis=1)
         rows = reshape(g, g("Mul", tap, dy), (c.batch * c.positions, c.channels))
         parts.append(sum_axes(g, rows, [0], keepdims=True))
-    joined = g("Transpose", g("Concat", *parts, axis=0), perm=[1, 0])
-    return reshape(g, joined, c.weight_shape)
+    return _taps_last(g, parts, 2, c)
+
+
+def _taps_last(g: GraphBuilder, parts: list[str], rank: int, c: Correlation) -> str:
+    """Join a part [1, ...] a tap into a weight, whose innermost axes are the taps."""
+    if len(parts) == 1:
+        return reshape(g, parts[0], c.weight_shape)
+    joined = g("Concat", *parts, axis=0)
+    moved = g("Transpose", joined, perm=[*range(1, rank), 0])
+    return reshape(g, moved, c.weight_shape)
 
 
 def _conv_sizes(g: GraphBuilder, node: Node) -> Correlation:

@@ -25,6 +25,7 @@ from edgetrain.compiler.rules.shaping import (
     sum_axes,
     sum_to,
 )
+from edgetrain.errors import UnsupportedOpError
 
 
 def batch_norm_vjp(g: GraphBuilder, node: Node, dy: str) -> Cotangents:
@@ -84,9 +85,19 @@ def batch_norm_jvp(g: GraphBuilder, node: Node, tangents: Tangents) -> str | Non
 
 
 def _batch_statistics(g: GraphBuilder, node: Node) -> tuple[str, str]:
-    """Mean and reciprocal standard deviation per channel, [C] each."""
-    training = node.get("training_mode", 0)
-    mean, variance = node.outputs[1:3] if training else node.inputs[3:5]
+    """Mean and reciprocal standard deviation per channel, [C] each.
+
+    Raises:
+        UnsupportedOpError: a training node does not yield the batch's own statistics.
+    """
+    mean, variance = node.inputs[3:5]
+    if node.get("training_mode", 0):
+        if len(node.outputs) < 3 or node.get("momentum", 0.9) != 0:
+            raise UnsupportedOpError(
+                node.op_type, node.name,
+                "in training mode it needs momentum 0 and all three outputs",
+            )  # fmt: skip
+        mean, variance = node.outputs[1:3]
     return mean, _inv_std(g, variance, node, node.inputs[0])
 
 

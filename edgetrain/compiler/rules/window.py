@@ -78,13 +78,22 @@ class Window:
             return image
         return g("Pad", image, g.ints(0, 0, *self.begin, 0, 0, *self.end))
 
-    def tap(self, g: GraphBuilder, padded: str, offset: Shape) -> str:
-        """What each window holds at `offset`: [N, C, *steps]."""
+    def tap(
+        self, g: GraphBuilder, padded: str, offset: Shape, *, first_axis: int = 2
+    ) -> str:
+        """What each window holds at `offset`: [N, C, *steps].
+
+        Args:
+            g: where to emit.
+            padded: the padded image.
+            offset: one of `taps`.
+            first_axis: of the spatial ones, which follow one another.
+        """
         ends = [
             o + (n - 1) * s + 1
             for o, n, s in zip(offset, self.steps, self.strides, strict=True)
         ]
-        axes = range(2, 2 + len(ends))
+        axes = range(first_axis, first_axis + len(ends))
         if all(s == 1 for s in self.strides):
             return g("Slice", padded, g.ints(*offset), g.ints(*ends), g.ints(*axes))
         return g(

@@ -1,0 +1,173 @@
+"""`edgetrain`: the coordinator's command line, and the only reader of its environment."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final, cast
+
+import typer
+
+from coordinator import (
+    broker_command,
+    devices_command,
+    evaluate_command,
+    inspect_command,
+    train_command,
+)
+from coordinator import (
+    demo as demo_command,
+)
+from edgetrain.config import LOSSES, ModelConfig, load
+from edgetrain.errors import EdgeTrainError, InputError
+from edgetrain.wire.topics import NAMESPACE
+
+PROGRAM: Final = "edgetrain"
+PASSWORD_VARIABLE: Final = "EDGETRAIN_BROKER_PASSWORD"  # noqa: S105  not the password
+INTERRUPTED: Final = 130
+_DEBUG: Final = "--debug"
+# Typer exports only this subclass, and brings its base from click or from its own copy.
+_USAGE_ERROR: Final = cast(type[typer.BadParameter], typer.BadParameter.__base__)
+
+app = typer.Typer(
+    name=PROGRAM,
+    help="Train an ONNX model across devices that only have an inference engine.",
+    epilog=f"{_DEBUG}, with any command, shows where an error came from.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RunFile = Annotated[
+    Path, typer.Argument(metavar="RUN.toml", help="What to train, and how.")
+]
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="A new or empty folder.")
+]
+Loss = Annotated[
+    str | None, typer.Option("--loss", metavar="NAME", help=f"One of {', '.join(LOSSES)}.")
+]
+Namespace = Annotated[str, typer.Option("--namespace", help="First word of all topics.")]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        arguments: without the program's name; the process's own when None.
+
+    Returns:
+        The exit code: 0 done, 1 the run failed, 2 the input was wrong, 130 interrupted.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = _DEBUG in given
+    given = [argument for argument in given if argument != _DEBUG]
+    logging.basicConfig(
+        level=logging.INFO if debug else logging.WARNING, format=f"{PROGRAM}: %(message)s"
+    )
+    try:
+        return app(given, prog_name=PROGRAM, standalone_mode=False) or 0
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", INTERRUPTED)
+    except _USAGE_ERROR as error:
+        message = error.format_message()  # empty once the help was shown instead
+        return _fail(f"{message} (see {PROGRAM} --help)", 2) if message else 2
+    except EdgeTrainError as error:
+        if debug:
+            raise
+        return _fail(str(error), 2 if isinstance(error, InputError) else 1)
+    except Exception as error:
+        if debug:
+            raise
+        reason = f"{type(error).__name__}: {error}"
+        advice = f"this is a bug; please report it with the output of {_DEBUG}"
+        return _fail(f"{reason} ({advice})", 1)
+
+
+@app.command()
+def train(
+    run_file: RunFile,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="K=V", help="Such as train.lr=0.1; repeatable."),
+    ] = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> int:
+    """Train a model as a run file says; Ctrl-C stops and keeps the weights so far."""
+    config = load(run_file, assignments or ())
+    options = train_command.Options(out, as_json, os.environ.get(PASSWORD_VARIABLE))
+    return train_command.train(config, options)
+
+
+@app.command()
+def evaluate(
+    model: Model,
+    data: Annotated[Path, typer.Option("--data", metavar="F", help=".npz, .npy or .csv")],
+    loss: Loss = None,
+    output: Annotated[
+        str | None, typer.Option("--output", help="The output the loss applies to.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure loss and accuracy of a file, run on this machine as it is."""
+    config = ModelConfig(path=model, loss=loss or LOSSES[0], output=output)
+    evaluate_command.show(evaluate_command.evaluate(config, data), as_json=as_json)
+
+
+@app.command()
+def inspect(
+    model: Model,
+    batch: Annotated[int, typer.Option("--batch", help="Samples a microbatch.")] = 1,
+    loss: Loss = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether a model can train, where it can be cut, and what crosses the cuts."""
+    facts = inspect_command.inspect(model, batch, loss)
+    inspect_command.show(facts, as_json=as_json)
+
+
+@app.command()
+def devices(
+    broker: Annotated[str, typer.Option("--broker", metavar="URL")],
+    namespace: Namespace = NAMESPACE,
+    wait: Annotated[float, typer.Option("--wait", help="Seconds of quiet.")] = 0.5,
+    as_json: AsJson = False,
+) -> None:
+    """List the devices on a broker and what each can do."""
+    password = os.environ.get(PASSWORD_VARIABLE)
+    transport = train_command.coordinator_transport(broker, namespace, password)
+    found = devices_command.find_devices(transport, wait)
+    devices_command.show_devices(found, as_json=as_json)
+
+
+@app.command()
+def broker(
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Run a broker for agents on this machine until Ctrl-C."""
+    broker_command.run_broker(port, as_json=as_json)
+
+
+@app.command()
+def demo(out: Out = None, as_json: AsJson = False) -> int:
+    """Train a small CNN on digits over three simulated devices, one without backprop."""
+    return demo_command.demo(out, as_json=as_json)
+
+
+def _fail(message: str, code: int) -> int:
+    text = f"{PROGRAM}: error: {' '.join(message.split())}"
+    if sys.stderr.isatty():
+        columns = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, columns, break_long_words=False, break_on_hyphens=False)
+    sys.stderr.write(f"{text}\n")
+    return code

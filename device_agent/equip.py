@@ -1,0 +1,66 @@
+"""Puts together what an agent works with: engine, data sets, and its own description."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+
+from device_agent.agent import Equipment
+from device_agent.config import DatasetConfig
+from device_agent.data import open_datasets
+from device_agent.probe import cores, flop_per_s, free_memory_bytes
+from edgetrain.errors import ConfigError
+from edgetrain.runtime.engines.base import Engine
+from edgetrain.runtime.engines.onnxruntime import OnnxRuntimeEngine
+from edgetrain.sim.device import SlowedEngine
+from edgetrain.train_config import AUTO
+from edgetrain.wire.messages import Hello
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a device lends to training.
+
+    Attributes:
+        threads: for the inference engine.
+        memory_bytes: for its stages; None: half of what is free now.
+        gradient: the one mode it accepts, or ``"auto"``.
+        speed: share of its own speed that it is held back to, in 0 ... 1.
+    """
+
+    threads: int = 1
+    memory_bytes: int | None = None
+    gradient: str = AUTO
+    speed: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.speed <= 1:
+            raise ConfigError(f"speed = {self.speed:g}: must be above 0 and at most 1")
+
+
+def equip(
+    name: str, limits: Limits, datasets: Mapping[str, DatasetConfig] | None = None
+) -> Equipment:
+    """Load the engine and the data sets, and measure the device.
+
+    Raises:
+        DataError: a data set's file is missing or malformed.
+    """
+    loaded = open_datasets(datasets or {})
+    plain = OnnxRuntimeEngine(threads=limits.threads)
+    engine: Engine = plain if limits.speed == 1 else SlowedEngine(plain, limits.speed)
+    hello = Hello(
+        device=name,
+        session=secrets.token_hex(8),
+        version=metadata.version("edgetrain"),
+        engine=f"{plain.name} {plain.version}",
+        providers=plain.providers,
+        gradient=limits.gradient,
+        memory_bytes=limits.memory_bytes or free_memory_bytes(),
+        flop_per_s=flop_per_s() * limits.speed,
+        cores=cores(),
+        datasets=tuple(dataset.info for dataset in loaded.values()),
+    )
+    return Equipment(hello, engine, loaded)

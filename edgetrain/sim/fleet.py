@@ -1,0 +1,244 @@
+"""Fleets of real agents on one machine: as processes, or as threads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+from urllib.parse import quote
+
+from device_agent.agent import Agent
+from device_agent.config import DatasetConfig
+from device_agent.equip import Limits, equip
+from edgetrain.errors import EdgeTrainError
+from edgetrain.settings import check_device_name, check_distinct
+from edgetrain.train_config import AUTO
+from edgetrain.transport.address import BrokerAddress
+from edgetrain.transport.base import Transport
+from edgetrain.wire.topics import NAMESPACE
+
+PASSWORD_VARIABLE: Final = "EDGETRAIN_BROKER_PASSWORD"  # noqa: S105  not the password
+_END_TIMEOUT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SimDevice:
+    """A device to simulate.
+
+    Attributes:
+        name: its own in the fleet.
+        speed: share of this machine's speed, above 0, at most 1.
+        gradient: the one mode it accepts, or ``"auto"``.
+        memory_bytes: it lends; None: half of what is free.
+        datasets: files of samples that stay on it, train and eval, by name.
+    """
+
+    name: str
+    speed: float = 1.0
+    gradient: str = AUTO
+    memory_bytes: int | None = None
+    datasets: Mapping[str, tuple[Path, Path | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_device_name("SimDevice", self.name)
+
+
+class ProcessFleet:
+    """Agents as processes on a broker. A context manager: they run within it.
+
+    They end with it, and with this process, however that ends.
+
+    Args:
+        url: of the broker, with user and password; the password reaches the agents by
+            their environment, not by their command lines, which everyone can read.
+        devices: one agent each.
+        namespace: of the topics.
+    """
+
+    def __init__(
+        self, url: str, devices: Sequence[SimDevice], namespace: str = NAMESPACE
+    ) -> None:
+        check_distinct("the fleet", [device.name for device in devices])
+        self._address = BrokerAddress.parse(url)
+        self._devices = tuple(devices)
+        self._namespace = namespace
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._folder: Path | None = None
+
+    def __enter__(self) -> Self:
+        self._folder = Path(tempfile.mkdtemp(prefix="edgetrain-fleet-"))
+        try:
+            for device in self._devices:
+                self._processes[device.name] = self._start(device, self._folder)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all agents and remove their logs. Safe to call twice."""
+        for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
+            _finish(process)
+        self._processes.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def kill(self, name: str) -> None:
+        """End an agent as a crash or a power cut does."""
+        process = self._processes[name]
+        process.kill()
+        _finish(process)
+
+    def pid(self, name: str) -> int:
+        return self._processes[name].pid
+
+    def logs(self, name: str) -> str:
+        """What an agent has logged so far."""
+        return "" if self._folder is None else _log(self._folder, name).read_text("utf-8")
+
+    def ended(self) -> dict[str, str]:
+        """The last line of every agent that is no longer running, by name."""
+        return {
+            name: (self.logs(name).splitlines() or [""])[-1]
+            for name, process in self._processes.items()
+            if process.poll() is not None
+        }
+
+    def _start(self, device: SimDevice, folder: Path) -> subprocess.Popen[bytes]:
+        environment = dict(os.environ)  # handed on whole: a Python may need any of it
+        if self._address.password is not None:
+            environment[PASSWORD_VARIABLE] = self._address.password
+        module = "edgetrain.sim.agent_process"
+        with _log(folder, device.name).open("wb") as output:
+            return subprocess.Popen(  # noqa: S603
+                [sys.executable, "-m", module, "run", *self._options(device)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,  # a Ctrl-C is for whoever started the fleet
+            )
+
+    def _options(self, device: SimDevice) -> list[str]:
+        options = {
+            "broker": _without_password(self._address),
+            "name": device.name,
+            "namespace": self._namespace,
+            "speed": str(device.speed),
+            "gradient": device.gradient,
+        }
+        if device.memory_bytes is not None:
+            options["memory"] = str(device.memory_bytes)
+        texts = [f"--{key}={value}" for key, value in options.items()]
+        for name, files in device.datasets.items():
+            paths = ",".join(str(path.absolute()) for path in files if path is not None)
+            texts.append(f"--dataset={name}={paths}")
+        return texts
+
+
+class ThreadFleet:
+    """Agents as threads of this process, on any transport. A context manager.
+
+    Args:
+        transports: makes the transport, not yet open, of the device so named.
+        devices: one agent each.
+    """
+
+    def __init__(
+        self, transports: Callable[[str], Transport], devices: Sequence[SimDevice]
+    ) -> None:
+        check_distinct("the fleet", [device.name for device in devices])
+        self._devices = tuple(devices)
+        self._transports = {device.name: transports(device.name) for device in devices}
+        self._agents: dict[str, Agent] = {}
+        self._threads: dict[str, threading.Thread] = {}
+        self.errors: dict[str, EdgeTrainError] = {}
+
+    def __enter__(self) -> Self:
+        for device in self._devices:
+            self._agents[device.name] = self._agent(device)
+        for name in self._agents:
+            thread = threading.Thread(
+                target=self._run, args=(name,), name=name, daemon=True
+            )
+            self._threads[name] = thread
+            thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all agents. Safe to call twice."""
+        for agent in self._agents.values():
+            agent.stop()
+        for thread in self._threads.values():
+            thread.join(_END_TIMEOUT_S)
+        self._agents.clear()
+        self._threads.clear()
+
+    def kill(self, name: str) -> None:
+        """End an agent's connection without a goodbye, as a crash does."""
+        self._transports[name].kill()
+        self._agents[name].stop()
+        self._threads[name].join(_END_TIMEOUT_S)
+
+    def _agent(self, device: SimDevice) -> Agent:
+        limits = Limits(
+            memory_bytes=device.memory_bytes, gradient=device.gradient, speed=device.speed
+        )
+        datasets = {name: DatasetConfig(*files) for name, files in device.datasets.items()}
+        equipment = equip(device.name, limits, datasets)
+        return Agent(self._transports[device.name], equipment)
+
+    def _run(self, name: str) -> None:
+        try:
+            self._agents[name].run()
+        except EdgeTrainError as error:  # for whoever looks; the others go on
+            self.errors[name] = error
+
+
+def _finish(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a process that was told to end; insist if that takes long."""
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(_END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _log(folder: Path, name: str) -> Path:
+    return folder / f"{name}.log"
+
+
+def _without_password(address: BrokerAddress) -> str:
+    url = str(address)
+    if address.username is None:
+        return url
+    scheme, _, place = url.partition("://")
+    return f"{scheme}://{quote(address.username, safe='')}@{place}"
