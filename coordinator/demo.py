@@ -35,6 +35,7 @@ lr = 0.003
 lr_schedule = "cosine"
 
 [plan]
+cuts = ["relu1", "flat"] # one convolution, one convolution, two dense layers
 pin = { first = "cam", last = "laptop" }
 
 [fleet]

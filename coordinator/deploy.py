@@ -73,8 +73,8 @@ def deploy(
         if event is None:
             late = [n for stage, n in enumerate(d.devices) if stage not in ready]
             raise FleetError(
-                f"{', '.join(late)} did not load the stage within {d.timeout_s:g} s: see the"
-                " agent's log, or raise [fleet] step_timeout_s"
+                f"{', '.join(late)} did not load the stage within {d.timeout_s:g} s: see"
+                " the agent's log, or raise [fleet] step_timeout_s"
             )
         _note(event, d, ready)
     return [ready[stage] for stage in range(len(d.devices))]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
 import onnx
 
 from coordinator.data import RunData, label_spec, load_run_data
+from coordinator.pipeline_loop import Weights, merged
 from edgetrain.bundle import Bundle, Mode
 from edgetrain.compiler.build import Node, value_table
 from edgetrain.compiler.cut import Cut
@@ -20,7 +20,6 @@ from edgetrain.compiler.stage import Recipe, compile_stages, pick_output
 from edgetrain.compiler.trainable import select_trainable
 from edgetrain.config import ModelConfig, RunConfig
 from edgetrain.optimizer_spec import LRSpec, OptimizerSpec
-from coordinator.pipeline_loop import Weights, merged
 from edgetrain.sample_check import LabelSpec
 from edgetrain.train_config import TrainConfig
 

@@ -1,4 +1,4 @@
-"""Which device gets which stage: a first plan from arithmetic, a second from measurement."""
+"""Which device gets which stage: first by arithmetic, then by what was measured."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class StageTotals:
 
 
 class Tally:
-    """Collects the stages' reports; a step is committed once every stage has reported it."""
+    """Collects the stages' reports; a step is committed once all have reported it."""
 
     def __init__(self, stages: int) -> None:
         self.stages = [StageTotals() for _ in range(stages)]

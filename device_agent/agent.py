@@ -24,6 +24,7 @@ from edgetrain.wire.frame import Kind, parse
 from edgetrain.wire.messages import (
     Command,
     Deploy,
+    Failed,
     Hello,
     Ready,
     Refused,
@@ -103,7 +104,7 @@ class Agent:
     def _receive(self, inbound: Inbound) -> None:
         try:
             if inbound.channel is Channel.CONTROL:
-                self._command(decode_command(inbound.payload))
+                self._command(inbound.source, decode_command(inbound.payload))
             else:
                 frame = parse(inbound.payload, max_body_bytes=self._max_payload_bytes)
                 message = self._reassembler(inbound.source).feed(frame)
@@ -112,7 +113,9 @@ class Agent:
         except WireError as error:
             log.warning("message from %s dropped: %s", inbound.source, error)
 
-    def _command(self, command: Command) -> None:
+    def _command(self, source: str, command: Command) -> None:
+        if source != COORDINATOR:
+            raise WireError("only the coordinator gives commands")
         if isinstance(command, Deploy | Release):
             self._todo.put(command)
             return
@@ -167,7 +170,7 @@ class Agent:
         try:
             ready = self._load(deploy, data, key)
         except EdgeTrainError as error:
-            log.error("stage %d refused: %s", deploy.stage, error)
+            log.warning("stage %d refused: %s", deploy.stage, error)
             ids = (deploy.run, deploy.epoch, deploy.stage)
             self._report(Refused(*ids, reason=str(error)))
         else:
@@ -176,8 +179,8 @@ class Agent:
     def _load(self, deploy: Deploy, data: bytes, key: StageKey) -> Ready:
         if len(data) != deploy.bundle_bytes or sha256(data) != deploy.bundle_sha256:
             raise BundleError(
-                f"the bundle of stage {deploy.stage} does not match its hash: it was damaged"
-                " or altered on the way"
+                f"the bundle of stage {deploy.stage} does not match its hash: it was"
+                " damaged or altered on the way"
             )
         bundle = Bundle.decode(data)
         manifest = bundle.manifest
@@ -209,8 +212,8 @@ class Agent:
         if needed > limit:
             raise EdgeTrainError(
                 f"the stage needs {needed / 1e6:.1f} MB, this device lends"
-                f" {limit / 1e6:.1f} MB: use more microbatches, more stages, a schedule with"
-                " a smaller stash (1f1b), or raise the agent's memory setting"
+                f" {limit / 1e6:.1f} MB: use more microbatches, more stages, a schedule"
+                " with a smaller stash (1f1b), or raise the agent's memory setting"
             )
 
     def _start(self, deploy: Deploy, stage: Stage, key: StageKey) -> None:
@@ -220,10 +223,22 @@ class Agent:
         world = Surroundings(self._outbox, self._report, time.perf_counter, source)
         worker = StageWorker(deploy, stage, world)
         name = f"{self._transport.name}.stage{deploy.stage}"
-        thread = threading.Thread(target=worker.run, name=name, daemon=True)
+        thread = threading.Thread(
+            target=self._work, args=(worker, key), name=name, daemon=True
+        )
         self._workers[key] = worker
         self._threads[key] = thread
         thread.start()
+
+    def _work(self, worker: StageWorker, key: StageKey) -> None:
+        """Run a worker; what it did not foresee must reach the coordinator too."""
+        try:
+            worker.run()
+        except Exception as error:
+            log.exception("stage %d: a defect in the agent", key.stage)
+            reason = f"a defect in the agent, please report it: {error!r}"
+            self._report(Failed(*key, step=0, reason=reason, diverged=False))
+            raise
 
     def _source(self, deploy: Deploy, stage: Stage) -> BatchSource | None:
         local = deploy.local

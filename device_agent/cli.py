@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import msgspec
 
@@ -41,8 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 2 the input was wrong or there is no broker, 1 anything else.
     """
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in given
     try:
+        options = _parser().parse_args(given)
         if options.command == "probe":
             _probe(as_json=options.json)
         else:
@@ -50,11 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 0
     except EdgeTrainError as error:
-        if options.debug:
+        if debug:
             raise
         return _fail(str(error), 2 if isinstance(error, InputError) else 1)
     except Exception as error:
-        if options.debug:
+        if debug:
             raise
         reason = f"{type(error).__name__}: {error}"
         advice = "this is a bug; please report it with the output of --debug"
@@ -67,8 +69,14 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Fail like everything else does, in one line."""
+        raise ConfigError(f"{message} (see {PROGRAM} --help)")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         PROGRAM, description="Lend this device to a training run.", allow_abbrev=False
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -6,7 +6,8 @@ Every section checks itself when it is made, so a config that exists is a valid 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final
 
@@ -236,10 +237,20 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     table = read_table(path)
     try:
         override(table, overrides)
-        _fill(table)
-        return decode(RunConfig, table, folder=path.parent)
+        return parse(table, folder=path.parent)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def parse(table: Mapping[str, Any], *, folder: Path) -> RunConfig:
+    """Check a run file's table; relative paths in it are taken from `folder`.
+
+    Raises:
+        ConfigError: naming the key and what is allowed.
+    """
+    copy = deepcopy(dict(table))
+    _fill(copy)
+    return decode(RunConfig, copy, folder=folder)
 
 
 def _fill(table: dict[str, Any]) -> None:

@@ -133,7 +133,7 @@ def test_every_module_has_its_layer():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     contracts = settings["tool"]["importlinter"]["contracts"]
     (layers,) = (c["layers"] for c in contracts if c["type"] == "layers")
-    placed = {name.strip(" ()") for layer in layers for name in layer.split("|")}
+    placed = {name.strip() for layer in layers for name in layer.split("|")}
     top = {
         f"edgetrain.{path.stem}"
         for path in (ROOT / "edgetrain").iterdir()

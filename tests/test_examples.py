@@ -41,7 +41,7 @@ def test_the_readme_s_first_commands_work(folder):
     assert change == "cd examples/own_model"
     assert make.startswith("python make_model.py")
     type_in(inspect, folder)
-    type_in(f"{train} --set train.epochs=6", folder)
+    type_in(f"{train} --set train.epochs=4", folder)
     score = json.loads(type_in(f"{evaluate} --json", folder))
     untrained = "edgetrain evaluate model.onnx --data eval.npz --json"
     before = json.loads(type_in(untrained, folder))

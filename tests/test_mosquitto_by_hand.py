@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -69,13 +70,24 @@ class Desk:
         (self.folder / "mosquitto.conf").write_text("".join(lines))
 
     def wait_for_broker(self) -> None:
-        deadline_s = time.monotonic() + 10
-        while time.monotonic() < deadline_s:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
+        self.wait(lambda: _listens(self.port))
+
+    def wait_for_agents(self) -> None:
+        self.wait(lambda: self.log().count(": ready, engine") == len(DEVICES))
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + 30
+        while not ready():
+            assert time.monotonic() < deadline_s, self.log()
             time.sleep(0.02)
-        pytest.fail(f"mosquitto did not start: {(self.folder / 'log').read_text()}")
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def service_command(desk: Desk) -> tuple[str, dict[str, str]]:
@@ -125,6 +137,7 @@ def desk(tmp_path, request):
         for line in agents:
             stack.enter_context(desk.running(line))
         stack.enter_context(desk.running(*service_command(desk)))
+        desk.wait_for_agents()
         yield desk
 
 
@@ -132,12 +145,12 @@ def test_three_devices_train_as_the_readme_says(desk):
     lines = commands(section(HEADING))
     export, devices, train = lines[-3:]
     assert export.startswith("export EDGETRAIN_BROKER_PASSWORD=")
-    found = json.loads(desk.run(f"{export}\n{devices} --wait 5 --json"))
+    found = json.loads(desk.run(f"{export}\n{devices} --json"))
     assert {device["device"] for device in found} == DEVICES
     outcome = json.loads(
-        desk.run(f"{export}\n{train} --set train.epochs=4 --out out --json")
+        desk.run(f"{export}\n{train} --set train.epochs=2 --out out --json")
     )
-    assert outcome["accuracy"] > 0.8
+    assert outcome["accuracy"] > 0.5
     plan = json.loads((desk.folder / "out" / "plan.json").read_text())
     modes = {stage["device"]: stage["mode"] for stage in plan["stages"]}
     assert modes == {"pi": "vjp", "npu": "hybrid", "jetson": "vjp"}

@@ -283,7 +283,7 @@ def decode_hello(data: bytes) -> Hello:
 
 def _decode(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
     if len(data) > MAX_MESSAGE_BYTES:
-        raise WireError(f"control message of {len(data)} B, the limit is {MAX_MESSAGE_BYTES}")
+        raise WireError(f"control message of {len(data)} B, over {MAX_MESSAGE_BYTES} B")
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, msgspec.ValidationError, ValueError) as error:

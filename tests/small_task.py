@@ -1,0 +1,50 @@
+"""A task of a few milliseconds a step: three clouds of points, and a net for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+from small_models import build, normal
+
+CLASSES = 3
+
+
+def two_layers() -> onnx.ModelProto:
+    """x [N, 4] -> Gemm, Relu, Gemm -> y [N, 3]; `r` is the one valid cut."""
+    node = helper.make_node
+    return build(
+        [
+            node("Gemm", ["x", "w1", "b1"], ["h"], "first"),
+            node("Relu", ["h"], ["r"], "relu"),
+            node("Gemm", ["r", "w2", "b2"], ["y"], "second"),
+        ],
+        [("x", ["N", 4])],
+        ["y"],
+        {
+            "w1": 0.5 * normal(4, 16),
+            "b1": np.zeros(16, np.float32),
+            "w2": 0.25 * normal(16, CLASSES, seed=1),
+            "b2": np.zeros(CLASSES, np.float32),
+        },
+    )
+
+
+def blobs(samples: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """`x` float32 [samples, 4], `labels` int64 [samples]; easy to tell apart."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, CLASSES, samples)
+    centres = 2 * np.eye(CLASSES, 4, dtype=np.float32)
+    noise = rng.standard_normal((samples, 4)).astype(np.float32)
+    return {"x": centres[labels] + 0.3 * noise, "labels": labels}
+
+
+def run_table() -> dict[str, Any]:
+    """A run of 18 steps on ``m.onnx``, ``train.npz`` and ``eval.npz``."""
+    return {
+        "model": {"path": "m.onnx"},
+        "data": {"train": "train.npz", "eval": "eval.npz"},
+        "train": {"epochs": 6, "batch_size": 32, "optimizer": "adam", "lr": 0.03},
+    }
