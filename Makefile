@@ -31,7 +31,7 @@ check: $(STAMP)-check
 	scripts/check
 
 oracle: $(STAMP)-oracle
-	$(BIN)/python -m pytest tests/oracle -m oracle
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/oracle -m oracle
 
 inputs: $(STAMP)-test
 	$(BIN)/python scripts/fetch_inputs.py

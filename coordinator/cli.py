@@ -17,14 +17,16 @@ from coordinator import (
     broker_command,
     devices_command,
     evaluate_command,
+    grad_command,
     inspect_command,
     train_command,
 )
 from coordinator import (
     demo as demo_command,
 )
-from edgetrain.config import LOSSES, ModelConfig, load
+from edgetrain.config import ModelConfig, load
 from edgetrain.errors import EdgeTrainError, InputError
+from edgetrain.losses import LOSSES, assigned
 from edgetrain.wire.topics import NAMESPACE
 
 PROGRAM: Final = "edgetrain"
@@ -52,8 +54,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="A new or empty folder.")
 ]
-Loss = Annotated[
-    str | None, typer.Option("--loss", metavar="NAME", help=f"One of {', '.join(LOSSES)}.")
+_LOSS: Final = typer.Option("--loss", metavar="NAME", help=f"One of {', '.join(LOSSES)}.")
+Loss = Annotated[str, _LOSS]
+AnyLoss = Annotated[str | None, _LOSS]
+LossOption = Annotated[
+    list[str] | None,
+    typer.Option("--loss-option", metavar="K=V", help="Such as delta=0.5; repeatable."),
+]
+LossOutput = Annotated[
+    str | None, typer.Option("--output", help="The output the loss applies to.")
 ]
 Namespace = Annotated[str, typer.Option("--namespace", help="First word of all topics.")]
 
@@ -109,17 +118,17 @@ def train(
 
 
 @app.command()
-def evaluate(
+def evaluate(  # noqa: PLR0913  one parameter an option
     model: Model,
     data: Annotated[Path, typer.Option("--data", metavar="F", help=".npz, .npy or .csv")],
-    loss: Loss = None,
-    output: Annotated[
-        str | None, typer.Option("--output", help="The output the loss applies to.")
-    ] = None,
+    loss: Loss = LOSSES[0],
+    loss_option: LossOption = None,
+    output: LossOutput = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure loss and accuracy of a file, run on this machine as it is."""
-    config = ModelConfig(path=model, loss=loss or LOSSES[0], output=output)
+    options = assigned(loss_option or ())
+    config = ModelConfig(path=model, loss=loss, loss_options=options, output=output)
     evaluate_command.show(evaluate_command.evaluate(config, data), as_json=as_json)
 
 
@@ -127,12 +136,38 @@ def evaluate(
 def inspect(
     model: Model,
     batch: Annotated[int, typer.Option("--batch", help="Samples a microbatch.")] = 1,
-    loss: Loss = None,
+    loss: AnyLoss = None,
     as_json: AsJson = False,
 ) -> None:
     """Say whether a model can train, where it can be cut, and what crosses the cuts."""
     facts = inspect_command.inspect(model, batch, loss)
     inspect_command.show(facts, as_json=as_json)
+
+
+@app.command()
+def grad(  # noqa: PLR0913  one parameter an option
+    model: Model,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT", help="To write.")],
+    mode: Annotated[str, typer.Option("--mode", help="vjp or jvp.")] = "vjp",
+    loss: AnyLoss = None,
+    loss_option: LossOption = None,
+    output: LossOutput = None,
+    wrt: Annotated[
+        list[str] | None,
+        typer.Option("--wrt", metavar="REGEX", help="Weights, or last:N; repeatable."),
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", help="Samples.")] = 1,
+    weights: Annotated[
+        Path | None, typer.Option("--weights", metavar="F", help="Their values, .npz.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a model and its derivative as one ONNX file for any runtime."""
+    options = tuple(loss_option or ())
+    request = grad_command.Request(
+        mode, loss, options, output or "", tuple(wrt or ()), batch, weights
+    )
+    grad_command.show(grad_command.write(model, out, request), as_json=as_json)
 
 
 @app.command()

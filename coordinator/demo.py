@@ -28,7 +28,7 @@ train = "train.npz"
 eval = "eval.npz"
 
 [train]
-epochs = 10
+epochs = 8
 batch_size = 32
 optimizer = "adam"
 lr = 0.003
@@ -70,15 +70,13 @@ def demo(out: Path | None, *, as_json: bool) -> int:
         EdgeTrainError: as `execute`.
     """
     folder = make_folder(out, stem="demo", now=datetime.now().astimezone())
-    config = write_demo(folder)
-    if config.data.eval is None:
-        raise AssertionError("the demo's run file names evaluation data")
+    config, held_out = write_demo(folder)
     progress = open_progress(sys.stdout, time.monotonic, silent=as_json)
     progress.say(f"a CNN learns to read digits on three simulated devices; see {folder}")
-    before = evaluate(config.model, config.data.eval)
+    before = evaluate(config.model, held_out)
     outcome = execute(config, Options(folder / "run", as_json), progress)
     trained = msgspec.structs.replace(config.model, path=outcome.model)
-    after = evaluate(trained, config.data.eval)
+    after = evaluate(trained, held_out)
     if as_json:
         facts = {**msgspec.to_builtins(summary(outcome)), "accuracy": after.accuracy}
         facts["accuracy_before"] = before.accuracy
@@ -92,10 +90,14 @@ def demo(out: Path | None, *, as_json: bool) -> int:
     return INTERRUPTED if outcome.interrupted else 0
 
 
-def write_demo(folder: Path) -> RunConfig:
-    """Write ``digits.onnx``, ``train.npz``, ``eval.npz`` and ``demo.toml``."""
+def write_demo(folder: Path) -> tuple[RunConfig, Path]:
+    """Write ``digits.onnx``, ``train.npz``, ``eval.npz`` and ``demo.toml``.
+
+    Returns:
+        What the run file says, and the held-out samples.
+    """
     onnx.save(digits_model(), folder / "digits.onnx")
-    write_digits(folder)
+    _, held_out = write_digits(folder)
     run_file = folder / "demo.toml"
     run_file.write_text(RUN_FILE, encoding="utf-8")
-    return load(run_file)
+    return load(run_file), held_out

@@ -24,6 +24,7 @@ from edgetrain.compiler.normalise import normalise
 from edgetrain.compiler.program import Program
 from edgetrain.compiler.stage import pick_output
 from edgetrain.config import ModelConfig
+from edgetrain.losses import LossOptions, hit_share, with_mean_weight
 from edgetrain.runtime.engines.base import LoadedGraph
 from edgetrain.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgetrain.samples import Samples, evaluation_rows
@@ -39,8 +40,10 @@ class _Subject:
     Attributes:
         scores: gives the value that the loss applies to.
         criterion: gives the loss of each sample, from those and the labels.
+        loss: the criterion's name for it.
         fixed: inputs that are the same for every batch.
         goal: the value.
+        options: what the loss is told.
     """
 
     scores: LoadedGraph
@@ -48,6 +51,7 @@ class _Subject:
     loss: str
     fixed: Mapping[str, npt.NDArray[Any]]
     goal: TensorSpec
+    options: LossOptions
 
 
 def evaluate(config: ModelConfig, data: Path) -> Score:
@@ -65,6 +69,8 @@ def evaluate(config: ModelConfig, data: Path) -> Score:
     fixed = _fixed_batch(original)
     program = normalise(original, batch=fixed or BATCH)
     samples = load_samples(data, program.inputs, labels_for(config, program))
+    options = with_mean_weight(config.loss_options, samples.labels)
+    config = msgspec.structs.replace(config, loss_options=options)
     subject = _prepare(original, program, config)
     return _measure(subject, samples, program.batch)
 
@@ -91,8 +97,8 @@ def _measure(subject: _Subject, samples: Samples, batch: int) -> Score:
         losses = subject.criterion.run({**goal, LABELS: labels})[subject.loss]
         loss_sum += float(losses[:count].sum(dtype=np.float64))
         if classes:
-            equal = goal[subject.goal.name].argmax(axis=-1) == labels
-            hits += float(equal.reshape(batch, -1).mean(axis=1)[:count].sum())
+            shares = hit_share(goal[subject.goal.name], labels, subject.options)
+            hits += float(shares[:count].sum())
     return Score(
         loss_sum / len(samples), hits / len(samples) if classes else None, len(samples)
     )
@@ -102,7 +108,9 @@ def _prepare(original: onnx.ModelProto, program: Program, config: ModelConfig) -
     output = pick_output(program, config.output or "")
     nodes = [Node.from_proto(proto) for proto in program.model.graph.node]
     makers = {name: node for node in nodes for name in node.outputs}
-    goal = value_table(program.model)[target(config.loss, output, makers)]
+    goal = value_table(program.model)[
+        target(config.loss, output, makers, config.loss_options)
+    ]
     engine = OnnxRuntimeEngine()
     model, weights = original, {}
     if not _holds(original, [*program.inputs, goal]):
@@ -112,11 +120,11 @@ def _prepare(original: onnx.ModelProto, program: Program, config: ModelConfig) -
     spec = _graph_spec([*program.inputs, *held], goal)
     scores = engine.load(_with_output(model, goal.name).SerializeToString(), spec, {})
     g = GraphBuilder({goal.name: goal}, {})
-    criterion = attach(g, config.loss, goal.name)
+    criterion = attach(g, config.loss, goal.name, config.loss_options)
     loss = TensorSpec(criterion.loss, goal.dtype, (program.batch,))
     graph = g.model([goal, criterion.labels], [loss], "criterion").SerializeToString()
     loaded = engine.load(graph, _graph_spec([goal, criterion.labels], loss), {})
-    return _Subject(scores, loaded, criterion.loss, weights, goal)
+    return _Subject(scores, loaded, criterion.loss, weights, goal, config.loss_options)
 
 
 def _fixed_batch(model: onnx.ModelProto) -> int:

@@ -31,16 +31,12 @@ class Ends:
 
 
 class Feed:
-    """Inputs to the first stage and labels to the last, a microbatch at a time.
-
-    Attributes:
-        sent_bytes: frames of tensors so far, headers included.
-    """
+    """Inputs to the first stage and labels to the last, a microbatch at a time."""
 
     def __init__(
         self, outbox: Outbox, ends: Ends, train: Samples, evaluation: Samples | None
     ) -> None:
-        self.sent_bytes = 0
+        self._step_bytes: dict[int, int] = {}
         self._outbox = outbox
         self._ends = ends
         self._train = train
@@ -53,9 +49,14 @@ class Feed:
 
     def training(self, step: int, order: BatchOrder) -> None:
         """Send all microbatches of a step."""
+        self._step_bytes[step] = 0
         for m in range(order.microbatches):
             taken = self._train.take(order.rows(step, m))
-            self._send(taken, step, m, evaluation=False)
+            self._step_bytes[step] += self._send(taken, step, m, evaluation=False)
+
+    def sent_for(self, step: int) -> int:
+        """Bytes of a training step's frames, headers included; forgotten once told."""
+        return self._step_bytes.pop(step, 0)
 
     def evaluation(self, block: int, microbatches: Sequence[int]) -> None:
         """Send microbatches of the evaluation data."""
@@ -65,20 +66,22 @@ class Feed:
             rows, _ = self._eval_rows[index]
             self._send(self._evaluation.take(rows), block, m, evaluation=True)
 
-    def _send(self, samples: Samples, step: int, m: int, *, evaluation: bool) -> None:
+    def _send(self, samples: Samples, step: int, m: int, *, evaluation: bool) -> int:
         ends = self._ends
+        sent = 0
         for index, spec in enumerate(ends.first.receives):
             address = Address(
                 Kind.ACTIVATION, ends.run, ends.epoch, 0, step, m, index, evaluation
             )
-            self._put(ends.first_device, address, samples.inputs[spec.name])
+            sent += self._put(ends.first_device, address, samples.inputs[spec.name])
         if samples.labels is not None:
             stage = ends.last.stage
             address = Address(
                 Kind.LABELS, ends.run, ends.epoch, stage, step, m, 0, evaluation
             )
-            self._put(ends.last_device, address, samples.labels)
+            sent += self._put(ends.last_device, address, samples.labels)
+        return sent
 
-    def _put(self, device: str, address: Address, array: Array) -> None:
+    def _put(self, device: str, address: Address, array: Array) -> int:
         chunk_bytes = self._ends.chunk_bytes
-        self.sent_bytes += self._outbox.put(device, address, array, chunk_bytes=chunk_bytes)
+        return self._outbox.put(device, address, array, chunk_bytes=chunk_bytes)

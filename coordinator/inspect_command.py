@@ -12,13 +12,15 @@ from edgetrain.bundle import Mode
 from edgetrain.compiler.build import Node, value_table
 from edgetrain.compiler.cut import CutFinder
 from edgetrain.compiler.load import load
-from edgetrain.compiler.loss import LOSSES
+from edgetrain.compiler.loss import labels_spec
 from edgetrain.compiler.normalise import normalise
 from edgetrain.compiler.program import Program
 from edgetrain.compiler.rules.table import CONSTANT, rule_of
 from edgetrain.compiler.stage import Recipe, compile_stages
 from edgetrain.compiler.trainable import select_trainable
-from edgetrain.errors import InputError, UnsupportedOpError
+from edgetrain.errors import GraphError, InputError, UnsupportedOpError
+from edgetrain.losses import LOSSES
+from edgetrain.settings import choose
 from edgetrain.tensors import TensorSpec
 
 
@@ -44,8 +46,8 @@ class Inspection(msgspec.Struct, frozen=True):
     Attributes:
         parameters: elements of all weights.
         trainable: names of the weights that training can change.
-        losses: that fit its output, and with which it compiles.
-        obstacle: why it cannot train with the loss asked for, or any; empty if it can.
+        losses: that fit its first output.
+        obstacle: why it cannot train, with the loss asked for or with any; empty if it can.
         without_rules: op types that no gradient can pass.
         remarks: what was done to the file for training, one sentence each.
     """
@@ -71,8 +73,11 @@ def inspect(path: Path, batch: int, loss: str | None) -> Inspection:
         loss: to try; None: all.
 
     Raises:
+        ConfigError: there is no such loss.
         GraphError: the file cannot be read or normalised.
     """
+    if loss is not None:
+        choose("--loss", loss, LOSSES)
     program = normalise(load(path), batch=batch)
     trainable = select_trainable(program, "all")
     finder = CutFinder(program, trainable)
@@ -85,8 +90,9 @@ def inspect(path: Path, batch: int, loss: str | None) -> Inspection:
         cuts.append(
             CutFacts(cut.name, cut.crossing, cut.nbytes / batch, before / total_flop)
         )
-    tried = {name: _obstacle(program, trainable, name) for name in _losses(loss)}
-    fitting = tuple(name for name, obstacle in tried.items() if not obstacle)
+    fitting, obstacle = _fit(program, loss)
+    if fitting:
+        obstacle = _obstacle(program, trainable, fitting[0])
     return Inspection(
         inputs=program.inputs,
         outputs=program.outputs,
@@ -95,7 +101,7 @@ def inspect(path: Path, batch: int, loss: str | None) -> Inspection:
         flop_a_sample=total_flop // batch,
         cuts=tuple(cuts),
         losses=fitting,
-        obstacle="" if fitting else next(iter(tried.values())),
+        obstacle=obstacle,
         without_rules=_without_rules(finder.nodes, program),
         remarks=program.remarks,
     )
@@ -131,8 +137,17 @@ def show(inspection: Inspection, *, as_json: bool) -> None:
         print("cuts        none: the model trains on one device only")
 
 
-def _losses(asked: str | None) -> tuple[str, ...]:
-    return tuple(LOSSES) if asked is None else (asked,)
+def _fit(program: Program, asked: str | None) -> tuple[tuple[str, ...], str]:
+    """The losses that fit the first output, and why the first that does not, does not."""
+    fitting, reasons = [], []
+    for name in LOSSES if asked is None else (asked,):
+        try:
+            labels_spec(name, program.outputs[0])
+        except GraphError as error:
+            reasons.append(str(error))
+        else:
+            fitting.append(name)
+    return tuple(fitting), "" if fitting else reasons[0]
 
 
 def _obstacle(program: Program, trainable: frozenset[str], loss: str) -> str:

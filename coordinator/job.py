@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from coordinator.data import RunData, label_spec, load_run_data
+from coordinator.data import RunData, fit_run_data, label_spec, read_run_data
 from coordinator.pipeline_loop import Weights, merged
 from edgetrain.bundle import Bundle, Mode
 from edgetrain.compiler.build import Node, value_table
@@ -19,6 +19,8 @@ from edgetrain.compiler.program import Program
 from edgetrain.compiler.stage import Recipe, compile_stages, pick_output
 from edgetrain.compiler.trainable import select_trainable
 from edgetrain.config import ModelConfig, RunConfig
+from edgetrain.errors import GraphError
+from edgetrain.losses import with_mean_weight
 from edgetrain.optimizer_spec import LRSpec, OptimizerSpec
 from edgetrain.sample_check import LabelSpec
 from edgetrain.train_config import TrainConfig
@@ -48,9 +50,11 @@ class Job:
     def compile(self, cuts: tuple[Cut, ...], modes: tuple[Mode, ...]) -> list[Bundle]:
         """One bundle a stage."""
         model = self.config.model
+        labels = self.data.train.labels if self.data.train is not None else None
         recipe = Recipe(
             trainable=self.trainable,
             loss=model.loss,
+            loss_options=with_mean_weight(model.loss_options, labels),
             modes=modes,
             batch_statistics=self.config.train.batchnorm == "train",
             output=model.output or "",
@@ -66,20 +70,50 @@ class Job:
 
 
 def prepare(config: RunConfig) -> Job:
-    """Read model and data.
+    """Read model and data, and check them before any device is asked for anything.
 
     Raises:
         InputError: whatever is wrong with either.
     """
     path = config.model.path
     original = load(path)
-    program = normalise(original, batch=config.train.microbatch)
+    data_inputs = _data_inputs(original)
+    data = read_run_data(config.data, input_name=data_inputs[0].name)
+    shapes = {**_shapes(data_inputs, data), **config.model.shapes}
+    program = normalise(original, batch=config.train.microbatch, shapes=shapes)
     trainable = select_trainable(program, config.model.trainable)
     labels = labels_for(config.model, program)
-    data = load_run_data(
-        config.data, program.inputs, labels, batch_size=config.train.batch_size
-    )
-    return Job(config, original, program, trainable, labels, data, model_sha256(path))
+    data = fit_run_data(data, program.inputs, labels, batch_size=config.train.batch_size)
+    sha256 = model_sha256(path)
+    job = Job(config, original, program, trainable, labels, data, sha256)
+    if not config.mentions("hybrid"):
+        job.compile((), (Mode.VJP,))  # an op without a rule is better known now
+    return job
+
+
+def _data_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """The graph's inputs that are not weights; a checked model has at least one."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [info for info in model.graph.input if info.name not in weights]
+    if not inputs:
+        raise GraphError("the model has no input that data could go to")
+    return inputs
+
+
+def _shapes(inputs: list[onnx.ValueInfoProto], data: RunData) -> dict[str, tuple[int, ...]]:
+    """Shapes without the batch, from the data, of inputs that the file leaves open."""
+    if data.train is None:
+        return {}
+    return {
+        info.name: data.train.inputs[info.name].shape[1:]
+        for info in inputs
+        if info.name in data.train.inputs and _is_open(info)
+    }
+
+
+def _is_open(info: onnx.ValueInfoProto) -> bool:
+    dims = info.type.tensor_type.shape.dim
+    return any(not dim.HasField("dim_value") or dim.dim_value < 1 for dim in dims[1:])
 
 
 def labels_for(config: ModelConfig, program: Program) -> LabelSpec:
@@ -90,9 +124,10 @@ def labels_for(config: ModelConfig, program: Program) -> LabelSpec:
     """
     nodes = [Node.from_proto(proto) for proto in program.model.graph.node]
     makers = {name: node for node in nodes for name in node.outputs}
-    goal = target(config.loss, pick_output(program, config.output or ""), makers)
-    output = value_table(program.model)[goal]
-    return label_spec(config.loss, labels_spec(config.loss, output), output)
+    options = config.loss_options
+    output = pick_output(program, config.output or "")
+    goal = value_table(program.model)[target(config.loss, output, makers, options)]
+    return label_spec(config, labels_spec(config.loss, goal, options), goal)
 
 
 def optimizer_spec(train: TrainConfig, total_steps: int) -> OptimizerSpec:

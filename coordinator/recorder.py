@@ -28,7 +28,7 @@ class Recorder:
         folder: gets a line a step and evaluation.
         progress: shows it.
         clock: seconds, monotonic.
-        fed_bytes: what the coordinator has sent so far.
+        fed_bytes: what the coordinator sent for a step.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Recorder:
         folder: RunFolder,
         progress: Progress,
         clock: Callable[[], float],
-        fed_bytes: Callable[[], int],
+        fed_bytes: Callable[[int], int],
     ) -> None:
         self.score: Score | None = None
         self.last: StepTotal | None = None
@@ -44,7 +44,6 @@ class Recorder:
         self._progress = progress
         self._clock = clock
         self._fed_bytes = fed_bytes
-        self._fed_before = 0
         self._start_s = clock()
         self._plan: Plan | None = None
         self._steps = 0
@@ -60,9 +59,7 @@ class Recorder:
 
     def stepped(self, total: StepTotal, tally: Tally) -> None:
         """See `Watcher.stepped`."""
-        fed = self._fed_bytes()
-        sent_bytes = total.sent_bytes + fed - self._fed_before
-        self._fed_before = fed
+        sent_bytes = total.sent_bytes + self._fed_bytes(total.step)
         self.last = total
         step = total.step + 1
         self._folder.append(

@@ -35,7 +35,7 @@ from edgetrain.wire.messages import Release
 
 log = logging.getLogger(__name__)
 
-KEEP_EVERY_S: Final = 5.0
+KEEP_EVERY_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,10 @@ class Session:
         feed = pipeline.feed
         watch = self._watch
         recorder = Recorder(
-            folder, watch.progress, watch.clock, lambda: feed.sent_bytes if feed else 0
+            folder,
+            watch.progress,
+            watch.clock,
+            lambda step: feed.sent_for(step) if feed else 0,
         )
         recorder.begin(plan, total, pipeline.order.steps_per_epoch)
         loop = PipelineLoop(self._fleet, pipeline, recorder, watch.stopped)
@@ -144,7 +147,7 @@ class Session:
     def _train(
         self, loop: PipelineLoop, folder: RunFolder, steps_per_epoch: int, total: int
     ) -> Path:
-        """Alternate training and evaluation; keep the weights now and then, and at the end.
+        """Alternate training and evaluation, keeping the weights at some evaluations.
 
         A run that fails leaves the last weights kept, and says of which step they are.
         """
@@ -156,7 +159,7 @@ class Session:
                 loop.train_until(min(total, (done // every + 1) * every))
                 if not self._watch.stopped():
                     loop.evaluate()
-                if self._watch.clock() - kept_s > KEEP_EVERY_S:
+                if not kept_step or self._watch.clock() - kept_s > KEEP_EVERY_S:
                     self._keep(folder, loop.weights())
                     kept_step, kept_s = loop.tally.committed + 1, self._watch.clock()
             return self._keep(folder, loop.weights())

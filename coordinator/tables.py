@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_PIPE_WIDTH = 160  # of what is not a terminal
+_PIPE_WIDTH: Final = 160  # of what is not a terminal
 
 
 @dataclass(frozen=True, slots=True)

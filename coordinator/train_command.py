@@ -98,6 +98,7 @@ def execute(config: RunConfig, options: Options, progress: Progress) -> Outcome:
         ]
         processes = ProcessFleet(url, simulated, fleet.namespace)
         stack.enter_context(processes)
+        progress.say(f"waiting for devices at {BrokerAddress.parse(url)}")
         session = Session(job, transport, Watch(progress, stop.stopped))
         try:
             return session.train(options.out)

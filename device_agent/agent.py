@@ -211,8 +211,8 @@ class Agent:
         limit = self._equipment.hello.memory_bytes
         if needed > limit:
             raise EdgeTrainError(
-                f"the stage needs {needed / 1e6:.1f} MB, this device lends"
-                f" {limit / 1e6:.1f} MB: use more microbatches, more stages, a schedule"
+                f"the stage needs {needed / 1e6:.3g} MB, this device lends"
+                f" {limit / 1e6:.3g} MB: use more microbatches, more stages, a schedule"
                 " with a smaller stash (1f1b), or raise the agent's memory setting"
             )
 

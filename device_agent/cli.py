@@ -152,12 +152,12 @@ def _run(options: argparse.Namespace) -> None:
     limits = Limits(config.threads, config.memory_bytes, config.gradient, options.speed)
     equipment = equip(config.name, limits, config.datasets)
     agent = Agent(_transport(config), equipment)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: agent.stop())
     try:
         claim_name(_transport(config))
     except TransportError as error:
         raise ConfigError(str(error)) from error
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: agent.stop())
     agent.run()
     log.info("stopped")
 

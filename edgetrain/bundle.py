@@ -7,6 +7,7 @@ engine that runs them can take part. This module does not know ONNX.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,7 +17,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edgetrain.errors import BundleError
+from edgetrain.errors import BundleError, ConfigError
+from edgetrain.losses import LossOptions
 from edgetrain.tensors import TensorSpec
 
 FORMAT: Final = 1
@@ -104,7 +106,7 @@ class WeightSpec(msgspec.Struct, frozen=True):
 
     @property
     def elements(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
 
 class RunningStatistic(msgspec.Struct, frozen=True):
@@ -133,8 +135,10 @@ class Manifest(msgspec.Struct, frozen=True):
         cotangents_in: the names in `sends` for which a cotangent comes back.
         cotangents_out: the names in `receives` for which one is sent upstream.
         labels: what the last stage compares with; None elsewhere.
-        outputs: the model's outputs that the last stage's `evaluate` returns.
+        outputs: the model's outputs that the last stage makes and its `evaluate` returns,
+            that of the loss first.
         loss: the loss's name; empty for all but the last stage.
+        loss_options: what it was told; they also say which labels can be hit.
         weights: layout of the flat buffer: trainable ones first.
         elements, trainable_elements: length of the buffer and of its trainable part.
     """
@@ -156,6 +160,7 @@ class Manifest(msgspec.Struct, frozen=True):
     trainable_elements: int
     statistics: tuple[RunningStatistic, ...]
     graphs: dict[str, GraphSpec]
+    loss_options: LossOptions = LossOptions()
     format: int = FORMAT
 
     @property
@@ -195,7 +200,7 @@ class Bundle:
         """
         try:
             packed = msgspec.msgpack.decode(data, type=_Packed)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
             raise BundleError(f"not a bundle: {error}") from error
         manifest = packed.manifest
         if manifest.format != FORMAT:

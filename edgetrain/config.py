@@ -11,7 +11,10 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from edgetrain.errors import ConfigError
+from edgetrain.losses import LossOptions, check_loss
 from edgetrain.settings import (
     Section,
     check_broker_url,
@@ -26,7 +29,6 @@ from edgetrain.settings import (
 )
 from edgetrain.train_config import AUTO, GRADIENTS, USUAL_LR, TrainConfig
 
-LOSSES: Final = ("softmax_cross_entropy", "mse", "bce_with_logits")
 EMBEDDED: Final = "embedded"
 
 
@@ -35,21 +37,31 @@ class ModelConfig(Section, frozen=True):
 
     Attributes:
         path: of the ONNX file.
-        loss: one of `LOSSES`.
+        loss: one of `edgetrain.losses.LOSSES`.
+        loss_options: what the loss is told; see `LossOptions`.
         trainable: ``"all"``, ``"last:N"``, or regular expressions of weight names.
-        output: the output the loss applies to; None: the model's first.
+        output: the output the loss applies to; None: the model's only one.
+        shapes: by input, its shape without the batch, where the file leaves it open and
+            the data stays on a device; otherwise it is taken from the data.
     """
 
     path: Path
     loss: str = "softmax_cross_entropy"
+    loss_options: LossOptions = LossOptions()
     trainable: str | tuple[str, ...] = "all"
     output: str | None = None
+    shapes: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        choose("[model] loss", self.loss, LOSSES)
+        check_loss("[model] loss", self.loss, self.loss_options)
         require(
             bool(self.trainable), "[model] trainable is empty: write 'all' to train all"
         )
+        for name, shape in self.shapes.items():
+            require(
+                all(extent > 0 for extent in shape),
+                f"[model] shapes.{name} = {list(shape)}: extents must be 1 or more",
+            )
 
 
 class DataConfig(Section, frozen=True):
@@ -201,6 +213,13 @@ class RunConfig(Section, frozen=True):
     train: TrainConfig = TrainConfig()
     plan: PlanConfig = PlanConfig()
     fleet: FleetConfig = FleetConfig()
+
+    def mentions(self, gradient: str) -> bool:
+        """Whether a device or a stage is to obtain its gradients that way."""
+        asked = self.train.gradient
+        words = [asked] if isinstance(asked, str) else list(asked)
+        words += list(asked.values()) if isinstance(asked, dict) else []
+        return gradient in (*words, *(device.gradient for device in self.fleet.simulate))
 
     def __post_init__(self) -> None:
         pin = self.plan.pin

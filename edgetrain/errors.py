@@ -46,7 +46,7 @@ class UnsupportedOpError(GraphError):
     """No differentiation rule exists for an operator.
 
     Attributes:
-        op_type: ONNX operator name, such as ``"LSTM"``.
+        op_type: ONNX operator name, such as ``"NonMaxSuppression"``.
         node: name of the first node that needs it.
     """
 
@@ -69,13 +69,13 @@ class DivergedError(RunError):
     """The loss is no longer finite.
 
     Attributes:
-        step: the step whose loss was not finite.
+        step: the step whose loss was not finite, from 0.
     """
 
     def __init__(self, step: int) -> None:
         super().__init__(
-            f"the loss of step {step} is not finite; the weights of the last good step are"
-            " kept. A lower learning rate or [train] clip_norm usually mends this"
+            f"the loss of step {step + 1} is not finite; the weights of the last good step"
+            " are kept. A lower learning rate or [train] clip_norm usually mends this"
         )
         self.step = step
 

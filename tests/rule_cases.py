@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from activation_rule_cases import ACTIVATION_CASES
+from normalization_rule_cases import NORMALIZATION_CASES
+from recurrent_rule_cases import RECURRENT_CASES
 from rule_case import Case, ints, positive, real, scalar, smooth
+from selection_rule_cases import SELECTION_CASES
 from spatial_rule_cases import SPATIAL_CASES
 
 BROADCASTS = {
@@ -234,4 +238,8 @@ CASES = [
     *_reduction(),
     *_layout(),
     *_selection(),
+    *ACTIVATION_CASES,
+    *NORMALIZATION_CASES,
+    *SELECTION_CASES,
+    *RECURRENT_CASES,
 ]

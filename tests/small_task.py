@@ -32,6 +32,28 @@ def two_layers() -> onnx.ModelProto:
     )
 
 
+def determinant() -> onnx.ModelProto:
+    """As `two_layers`, but what lies between the layers is an op without a rule."""
+    node = helper.make_node
+    return build(
+        [
+            node("Gemm", ["x", "w1"], ["h"], "first"),
+            node("Reshape", ["h", "square"], ["s"], "square"),
+            node("Det", ["s"], ["d"], "volume"),
+            node("Reshape", ["d", "column"], ["c"], "column"),
+            node("Gemm", ["c", "w2"], ["y"], "second"),
+        ],
+        [("x", ["N", 4])],
+        ["y"],
+        {
+            "w1": normal(4, 4),
+            "square": np.asarray([-1, 2, 2], np.int64),
+            "column": np.asarray([-1, 1], np.int64),
+            "w2": normal(1, CLASSES, seed=1),
+        },
+    )
+
+
 def blobs(samples: int, seed: int = 0) -> dict[str, np.ndarray]:
     """`x` float32 [samples, 4], `labels` int64 [samples]; easy to tell apart."""
     rng = np.random.default_rng(seed)
@@ -48,3 +70,10 @@ def run_table() -> dict[str, Any]:
         "data": {"train": "train.npz", "eval": "eval.npz"},
         "train": {"epochs": 6, "batch_size": 32, "optimizer": "adam", "lr": 0.03},
     }
+
+
+def split_password(url: str) -> tuple[str, str]:
+    """A broker's URL without its password, and the password."""
+    head, _, host = url.partition("@")
+    user, _, password = head.rpartition(":")
+    return f"{user}@{host}", password

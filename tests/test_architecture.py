@@ -65,14 +65,13 @@ def prints(path: Path) -> Iterator[int]:
 
 
 def texts() -> Iterator[Path]:
-    """Every text file of the project; hidden folders hold caches and environments."""
-    yield from (ROOT / ".ci").iterdir()
-    for path in ROOT.rglob("*"):
-        parts = path.relative_to(ROOT).parts
-        hidden = any(part.startswith(".") or part in SKIPPED_FOLDERS for part in parts)
-        built = parts[0].endswith(".egg-info")
-        if path.is_file() and not hidden and not built and path.suffix in TEXT_ENDINGS:
-            yield path
+    """Every text file of the project; other hidden folders hold caches and the like."""
+    for top in ROOT.iterdir():
+        if top.name == ".ci" or not (top.name.startswith(".") or top.suffix == ".egg-info"):
+            for path in [top] if top.is_file() else top.rglob("*"):
+                skipped = SKIPPED_FOLDERS.intersection(path.relative_to(ROOT).parts)
+                if path.is_file() and path.suffix in TEXT_ENDINGS and not skipped:
+                    yield path
 
 
 def loaded_by(statement: str) -> frozenset[str]:

@@ -54,3 +54,11 @@ def test_the_readme_lists_what_a_run_folder_holds(folder):
     written = {path.name for path in (folder / "runs" / "first").iterdir()}
     assert written == {name for name in written if f"`{name}`" in text}
     assert {"trained.onnx", "metrics.jsonl"} <= written
+
+
+def test_the_readme_s_test_passes(folder):
+    (snippet,) = blocks(section("## Test it on a fleet you do not own"), "python")
+    (folder / "test_own_model.py").write_text(snippet)
+    assert "1 passed" in type_in(
+        "python -m pytest -p no:cacheprovider test_own_model.py", folder
+    )

@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -46,8 +45,8 @@ class Desk:
     @contextmanager
     def running(self, line: str, more: dict[str, str] | None = None):
         """Keep a command running; `exec` makes its process the one that is ended."""
-        assignment, space, command = line.rpartition("edgetrain-agent ")
-        line = f"{assignment}exec {space}{command}" if space else f"exec {line}"
+        variables, program, options = line.rpartition("edgetrain-agent ")
+        line = f"{variables}exec {program}{options}"
         with (self.folder / "log").open("ab") as log:
             process = subprocess.Popen(  # noqa: S603 - the README's own lines
                 [BASH, "-c", self.here(line)],
@@ -59,8 +58,12 @@ class Desk:
         try:
             yield process
         finally:
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=20) == 0
+            process.terminate()
+            try:
+                assert process.wait(timeout=20) == 0
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
 
     def write_broker_files(self, *extra: str) -> None:
         (conf,) = blocks(section(HEADING), "conf")

@@ -22,7 +22,7 @@ from edgetrain.tensors import TensorSpec
 def session(g: GraphBuilder, inputs: list[str], outputs: list[str]) -> ort.InferenceSession:
     """Of the live part of `g`; the outputs' types are left to inference."""
     nodes = live_nodes(g.nodes, set(outputs))
-    used = {i for n in nodes for i in n.inputs}
+    used = {i for n in nodes for i in n.reads}
     model = g.model([g.spec(i) for i in inputs], [], "case")
     body = helper.make_graph(
         [n.to_proto() for n in nodes],
@@ -139,6 +139,8 @@ def test_the_two_modes_are_transposes_and_match_differences(case: Case) -> None:
     size = sum(np.abs(t).sum() for t in left + right)
     assert abs(sum(t.sum() for t in left) - sum(t.sum() for t in right)) <= 1e-5 * size
 
+    if case.random:
+        return
     for y, numeric in zip(p.outputs, central_difference(p, v), strict=False):
         scale = np.abs(numeric).max() + 0.1
         np.testing.assert_allclose(results[y], numeric, atol=2e-3 * scale, rtol=0)
@@ -191,7 +193,7 @@ def test_a_vjp_reads_only_what_it_declares(case: Case) -> None:
     else:
         wanted = rule.vjp(p.g, p.node, seeds[0])
     live = live_nodes(p.g.nodes[before:], {w for w in wanted if w})
-    read = {i for node in live for i in node.inputs} & primals
+    read = {i for node in live for i in node.reads} & primals
     assert read <= saved(rule, p.node)
 
 

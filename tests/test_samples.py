@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import io
 import zipfile
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.data import label_spec, load_run_data
-from edgetrain.config import DataConfig
+from coordinator.data import fit_run_data, label_spec, read_run_data
+from edgetrain.config import DataConfig, ModelConfig
 from edgetrain.errors import DataError
 from edgetrain.sample_check import LabelSpec, check
 from edgetrain.sample_files import load
@@ -335,8 +336,14 @@ def test_bytes_that_were_changed_are_read_or_refused(
 )
 def test_the_loss_sets_what_labels_may_be(loss, dtype, bounds):
     output = TensorSpec("y", "float32", (1, 3))
-    spec = label_spec(loss, TensorSpec("labels", dtype, (1,)), output)
+    config = ModelConfig(Path("m.onnx"), loss)
+    spec = label_spec(config, TensorSpec("labels", dtype, (1,)), output)
     assert (spec.low, spec.high) == bounds
+
+
+def run_data(config, batch_size):
+    raw = read_run_data(config, input_name=IMAGE.name)
+    return fit_run_data(raw, [IMAGE], CLASSES, batch_size=batch_size)
 
 
 def test_a_run_reads_and_checks_both_files(tmp_path):
@@ -344,14 +351,14 @@ def test_a_run_reads_and_checks_both_files(tmp_path):
     np.savez(train, image=images(dtype=np.uint8), labels=np.arange(4) % 3)
     np.savez(held_out, image=images(1), labels=[1])
     config = DataConfig(train=train, eval=held_out)
-    data = load_run_data(config, [IMAGE], CLASSES, batch_size=4)
+    data = run_data(config, batch_size=4)
     assert (len(data.train), len(data.eval)) == (4, 1)
     assert len(data.remarks) == 1
     with pytest.raises(DataError, match=r"train\.npz.*at least 5"):
-        load_run_data(config, [IMAGE], CLASSES, batch_size=5)
+        run_data(config, batch_size=5)
 
 
 def test_data_that_stays_on_a_device_is_not_read():
     config = DataConfig(device="pi", dataset="walks")
-    data = load_run_data(config, [IMAGE], CLASSES, batch_size=4)
+    data = run_data(config, batch_size=4)
     assert (data.train, data.eval, data.remarks) == (None, None, ())

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from small_task import blobs, run_table, two_layers
+from small_task import blobs, run_table, split_password, two_layers
 
 from coordinator.figures import Snapshot
 from coordinator.fleet import Fleet, Gone
 from coordinator.progress import SilentProgress
 from coordinator.session import Watch, train
 from edgetrain.config import parse
-from edgetrain.errors import ConfigError, DeviceError, PlanError
+from edgetrain.errors import ConfigError, DeviceError, FleetError, PlanError
 from edgetrain.sim.fleet import ProcessFleet, SimDevice, ThreadFleet
 from edgetrain.transport.broker import Broker
 from edgetrain.transport.link import MqttSettings
@@ -116,6 +116,21 @@ def test_a_killed_thread_is_gone_for_the_coordinator():
         fleet.close()
 
 
+def test_two_agents_of_one_name_are_noticed():
+    hub = MemoryHub()
+    fleet = Fleet(MemoryTransport(hub, COORDINATOR))
+    fleet.open()
+    twins = [
+        ThreadFleet(lambda name: MemoryTransport(hub, name), [SimDevice("a")])
+        for _ in range(2)
+    ]
+    with twins[0]:
+        fleet.wait(["a"], 1, WAIT_S)
+        with twins[1], pytest.raises(FleetError, match="two agents are named 'a'"):
+            fleet.settled(quiet_s=2.0)
+    fleet.close()
+
+
 def test_a_killed_process_is_gone_and_its_log_stays(edgetrain_broker: Broker):
     with ProcessFleet(edgetrain_broker.url, [SimDevice("a")], "killed") as agents:
         fleet = watching(transport(edgetrain_broker, "killed"), ["a"])
@@ -127,11 +142,11 @@ def test_a_killed_process_is_gone_and_its_log_stays(edgetrain_broker: Broker):
 
 
 def test_the_password_is_on_no_command_line(edgetrain_broker: Broker):
-    password = edgetrain_broker.url.split(":")[2].split("@")[0]
+    _, password = split_password(edgetrain_broker.url)
     with ProcessFleet(edgetrain_broker.url, [SimDevice("a")], "secret") as agents:
-        command = Path(f"/proc/{agents.pid('a')}/cmdline").read_bytes()
-    assert b"--name=a" in command
-    assert password.encode() not in command
+        command = Path(f"/proc/{agents.pid('a')}/cmdline")
+        eventually(lambda: b"--name=a" in command.read_bytes())
+        assert password.encode() not in command.read_bytes()
 
 
 def test_processes_end_with_their_fleet(edgetrain_broker: Broker):
@@ -141,7 +156,7 @@ def test_processes_end_with_their_fleet(edgetrain_broker: Broker):
     assert not alive(pid)
 
 
-def test_processes_end_when_their_parent_is_killed(edgetrain_broker: Broker):
+def test_processes_end_when_their_parent_is_killed(edgetrain_broker: Broker, tmp_path):
     script = (
         "import sys, time\n"
         "from edgetrain.sim.fleet import ProcessFleet, SimDevice\n"
@@ -150,7 +165,9 @@ def test_processes_end_when_their_parent_is_killed(edgetrain_broker: Broker):
         "    time.sleep(60)\n"
     )
     with subprocess.Popen(  # noqa: S603
-        [sys.executable, "-c", script], stdout=subprocess.PIPE
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     ) as parent:
         pid = int(parent.stdout.readline())
         parent.kill()

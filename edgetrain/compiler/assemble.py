@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
 from edgetrain.bundle import (
     Bundle,
     GraphName,
-    GraphSpec,
     Manifest,
     Mode,
     Port,
     Role,
     RunningStatistic,
     lay_out,
-    sha256,
     view,
 )
 from edgetrain.compiler.batch_statistics import running_statistics, use_batch_statistics
-from edgetrain.compiler.build import (
-    GraphBuilder,
-    Node,
-    constants,
-    live_nodes,
-    value_table,
-)
-from edgetrain.compiler.loss import LABELS, attach
+from edgetrain.compiler.build import GraphBuilder, Node, constants, value_table
+from edgetrain.compiler.loss import Criterion, attach
+from edgetrain.compiler.origin import origins, weights_of
 from edgetrain.compiler.part import Part
+from edgetrain.compiler.ports import COTANGENT, StageGraphs, make_port, merged, result_ports
 from edgetrain.compiler.program import Program
-from edgetrain.compiler.trainable import LINEAR_OPS
+from edgetrain.compiler.trainable import LINEAR_OPS, tail_weights
 from edgetrain.compiler.vjp import prepare, vjp
 from edgetrain.tensors import TensorSpec
-
-COTANGENT: Final = "cotangent/"
 
 
 class Assembler:
@@ -55,6 +46,8 @@ class Assembler:
         self.model_sha256 = model_sha256
         self._values = value_table(program.model)
         self._constants = constants(program.model)
+        nodes = [Node.from_proto(proto) for proto in program.model.graph.node]
+        self.made_of = origins(nodes, program.weights, self._constants)
 
     def assemble(self, part: Part, cotangents_in: Sequence[str]) -> Bundle:
         """Compile one stage.
@@ -93,8 +86,6 @@ class _Stage:
         self._cotangents_in = cotangents_in
         self._cotangents_out: tuple[str, ...] = ()
         self._labels: TensorSpec | None = None
-        self._specs: dict[str, GraphSpec] = {}
-        self._graphs: dict[str, bytes] = {}
         weights = [name for name in part.read if name in owner.program.weights]
         trains = part.mode is not Mode.FROZEN
         self._trained = [n for n in weights if trains and n in owner.trainable]
@@ -105,30 +96,29 @@ class _Stage:
                 g, part.nodes, owner.program.weights.keys()
             )
         kept = {n for s in self._statistics for n in (s.mean, s.variance)}
-        self._inputs = [n for n in weights if n in kept or n in self._trained]
-        self._inlined = [n for n in weights if n not in self._inputs]
+        self._held = [n for n in weights if n in kept or n in self._trained]
+        self._inlined = [n for n in weights if n not in self._held]
+        self._graphs = StageGraphs(part, self._held)
 
     def add_fused(self) -> None:
         """`loss`: the last stage's loss, gradients and upstream cotangents in one graph."""
         g, nodes, statistics = self._training_forward()
-        criterion = attach(g, self._part.loss, self._part.target)
-        self._labels = criterion.labels
-        wrt = [*self._trained, *self._part.wanted_upstream]
-        found = vjp(g, nodes, {criterion.target: criterion.cotangent}, wrt)
-        loss = _port(g, criterion.loss, Role.LOSS)
-        outputs = [loss, *statistics, *self._result_ports(g, found, ())]
-        self._emit(g, GraphName.LOSS, outputs, g.nodes)
+        criterion = self._attach(g)
+        found = self._differentiate(g, nodes, {criterion.target: criterion.cotangent})
+        loss = make_port(g, criterion.loss, Role.LOSS)
+        results = result_ports(g, found, self._cotangents_out, ())
+        self._graphs.add(g, GraphName.LOSS, [loss, *statistics, *results], g.nodes)
 
     def add_split(self) -> None:
         """`forward` gives the stash that `backward` takes, if any gradient is wanted."""
         g, nodes, statistics = self._training_forward()
         seeds = self._seeds(g, self._cotangents_in)
-        wrt = [*self._trained, *self._part.wanted_upstream]
-        found = vjp(g, nodes, seeds, wrt)
-        outputs = self._result_ports(g, found, seeds.values())
-        stash = self._emit(g, GraphName.BACKWARD, outputs, g.nodes[len(nodes) :])
-        forward = [*self._made_ports(g, self._part.sends, Role.ACTIVATION), *statistics]
-        self._emit(g, GraphName.FORWARD, [*forward, *stash], nodes)
+        found = self._differentiate(g, nodes, seeds)
+        results = result_ports(g, found, self._cotangents_out, seeds.values())
+        backward = g.nodes[len(nodes) :]
+        stash = self._graphs.add(g, GraphName.BACKWARD, results, backward)
+        sends = self._made_ports(g, self._part.sends, Role.ACTIVATION)
+        self._graphs.add(g, GraphName.FORWARD, merged(sends, statistics, stash), nodes)
 
     def add_perturbed(self) -> None:
         """`forward` alone, and `contract`: exact gradients from the last linear op on."""
@@ -138,29 +128,33 @@ class _Stage:
         ends = self._cotangents_in
         if self._part.target:
             ends = (self._part.target,)
-            forward.append(_port(g, self._part.target, Role.ACTIVATION))
+            forward.append(make_port(g, self._part.target, Role.ACTIVATION))
             self._add_criterion()
         seeds = self._seeds(g, ends)
         found = vjp(g, nodes, seeds, self._tail_weights())
-        outputs = self._result_ports(g, found, seeds.values())
-        stash = self._emit(g, GraphName.CONTRACT, outputs, g.nodes[len(nodes) :])
-        self._emit(g, GraphName.FORWARD, [*forward, *stash], nodes)
-        self._cotangents_out = self._part.wanted_upstream
+        results = result_ports(g, found, (), seeds.values())
+        stash = self._graphs.add(g, GraphName.CONTRACT, results, g.nodes[len(nodes) :])
+        self._graphs.add(g, GraphName.FORWARD, merged(forward, stash), nodes)
+        self._cotangents_out = tuple(
+            name
+            for name in self._part.wanted_upstream
+            if name in self._cotangents_in or self._graphs.reads(GraphName.FORWARD, name)
+        )
 
     def add_evaluate(self) -> None:
         """`evaluate`: as deployed; the last stage also gives the loss of each sample."""
         g = self._inference_forward()
         if self._part.target:
-            criterion = attach(g, self._part.loss, self._part.target)
-            ports = self._made_ports(g, self._owner.program.outputs, Role.OUTPUT)
-            ports.append(_port(g, criterion.loss, Role.LOSS))
+            criterion = self._attach(g)
+            ports = self._made_ports(g, self._outputs(), Role.OUTPUT)
+            ports.append(make_port(g, criterion.loss, Role.LOSS))
         else:
             ports = self._made_ports(g, self._part.sends, Role.ACTIVATION)
-        self._emit(g, GraphName.EVALUATE, ports, g.nodes)
+        self._graphs.add(g, GraphName.EVALUATE, ports, g.nodes)
 
     def bundle(self) -> Bundle:
         program, part = self._owner.program, self._part
-        shapes = {n: program.weights[n].shape for n in self._inputs}
+        shapes = {n: program.weights[n].shape for n in self._held}
         layout, trainable_elements, elements = lay_out(shapes, frozenset(self._trained))
         weights = np.zeros(elements, np.float32)
         for spec in layout:
@@ -176,27 +170,42 @@ class _Stage:
             cotangents_in=self._cotangents_in,
             cotangents_out=self._cotangents_out,
             labels=self._labels,
-            outputs=program.outputs if part.target else (),
+            outputs=self._outputs(),
             loss=part.loss if part.target else "",
+            loss_options=part.loss_options,
             weights=layout,
             elements=elements,
             trainable_elements=trainable_elements,
             statistics=self._statistics,
-            graphs=self._specs,
+            graphs=self._graphs.specs,
         )
-        return Bundle(manifest, self._graphs, weights)
+        return Bundle(manifest, self._graphs.data, weights)
 
     def _add_criterion(self) -> None:
         """`criterion`: the loss and its cotangent at the target, apart from the stage."""
         g = self._owner.builder()
-        criterion = attach(g, self._part.loss, self._part.target)
-        self._labels = criterion.labels
+        criterion = self._attach(g)
         kind = (g.dtype(criterion.target), g.shape(criterion.target))
         ports = [
-            _port(g, criterion.loss, Role.LOSS),
+            make_port(g, criterion.loss, Role.LOSS),
             Port(criterion.cotangent, Role.COTANGENT, criterion.target, *kind),
         ]
-        self._emit(g, GraphName.CRITERION, ports, g.nodes)
+        self._graphs.add(g, GraphName.CRITERION, ports, g.nodes)
+
+    def _attach(self, g: GraphBuilder) -> Criterion:
+        part = self._part
+        criterion = attach(g, part.loss, part.target, part.loss_options)
+        self._labels = criterion.labels
+        return criterion
+
+    def _differentiate(
+        self, g: GraphBuilder, nodes: Sequence[Node], seeds: dict[str, str]
+    ) -> dict[str, str]:
+        """Cotangents of the trained weights and of what upstream wants one for."""
+        wanted = self._part.wanted_upstream
+        found = vjp(g, nodes, seeds, [*self._trained, *wanted])
+        self._cotangents_out = tuple(name for name in wanted if name in found)
+        return found
 
     def _training_forward(self) -> tuple[GraphBuilder, list[Node], list[Port]]:
         g = self._owner.builder(self._inlined)
@@ -217,18 +226,12 @@ class _Stage:
 
     def _tail_weights(self) -> list[str]:
         """Trained weights of the stage's last linear op and of what follows it."""
-        nodes = self._part.nodes
-        trained = set(self._trained)
-        linear = [
-            index
-            for index, node in enumerate(nodes)
-            if node.op_type in LINEAR_OPS and trained & set(node.inputs)
-        ]
-        if not linear:
+        nodes, trained = self._part.nodes, frozenset(self._trained)
+        made_of = {n: whose & trained for n, whose in self._owner.made_of.items()}
+        if not any(n.op_type in LINEAR_OPS and weights_of(n, made_of) for n in nodes):
             return []
-        before = {name for node in nodes[: linear[-1]] for name in node.inputs}
-        after = {name for node in nodes[linear[-1] :] for name in node.inputs}
-        return [name for name in self._trained if name in after - before]
+        last = tail_weights(nodes, made_of, 1)
+        return [name for name in self._trained if name in last]
 
     def _seeds(self, g: GraphBuilder, names: Iterable[str]) -> dict[str, str]:
         seeds = {name: COTANGENT + name for name in names}
@@ -239,67 +242,11 @@ class _Stage:
     def _made_ports(
         self, g: GraphBuilder, specs: Iterable[TensorSpec], role: Role
     ) -> list[Port]:
-        return [_port(g, s.name, role) for s in specs if s.name in self._part.made]
+        return [make_port(g, s.name, role) for s in specs if s.name in self._part.made]
 
-    def _result_ports(
-        self, g: GraphBuilder, found: Mapping[str, str], seeds: Collection[str]
-    ) -> list[Port]:
-        """Ports for gradients and upstream cotangents.
-
-        A cotangent that merely passes through the stage is not the graph's business: the
-        device hands it on. Every other one gets a name of its own.
-        """
-        upstream = [name for name in self._part.wanted_upstream if name in found]
-        self._cotangents_out = tuple(upstream)
-        ports: list[Port] = []
-        taken = set(seeds)
-        for key, name in found.items():
-            role = Role.COTANGENT if key in upstream else Role.GRADIENT
-            if role is Role.COTANGENT and name == COTANGENT + key:
-                continue
-            own = g("Identity", name) if name in taken else name
-            taken.add(own)
-            ports.append(Port(own, role, key, g.dtype(key), g.shape(key)))
-        return ports
-
-    def _emit(
-        self,
-        g: GraphBuilder,
-        graph: GraphName,
-        outputs: Sequence[Port],
-        nodes: Sequence[Node],
-    ) -> list[Port]:
-        """Add a graph unless it would give nothing; returns the stash it takes."""
-        if not outputs:
-            return []
-        live = live_nodes(nodes, {port.name for port in outputs})
-        made = {name for node in live for name in node.outputs}
-        read = dict.fromkeys(name for node in live for name in node.inputs if name)
-        outer = [name for name in read if name not in made and not g.is_constant(name)]
-        inputs = [self._input_port(g, name) for name in outer]
-        model = g.model(
-            [TensorSpec(p.name, p.dtype, p.shape) for p in inputs],
-            [TensorSpec(p.name, p.dtype, p.shape) for p in outputs],
-            f"stage{self._part.stage}/{graph}",
-            live,
-        )
-        data = model.SerializeToString()
-        self._graphs[graph] = data
-        self._specs[graph] = GraphSpec(tuple(inputs), tuple(outputs), sha256(data))
-        return [port for port in inputs if port.role is Role.STASH]
-
-    def _input_port(self, g: GraphBuilder, name: str) -> Port:
-        if name == LABELS:
-            return _port(g, name, Role.LABELS)
-        if name.startswith(COTANGENT):
-            key = name.removeprefix(COTANGENT)
-            return Port(name, Role.COTANGENT, key, g.dtype(name), g.shape(name))
-        if name in self._inputs:
-            return _port(g, name, Role.WEIGHT)
-        if any(name == spec.name for spec in self._part.receives):
-            return _port(g, name, Role.ACTIVATION)
-        return _port(g, name, Role.STASH)
-
-
-def _port(g: GraphBuilder, name: str, role: Role) -> Port:
-    return Port(name, role, name, g.dtype(name), g.shape(name))
+    def _outputs(self) -> tuple[TensorSpec, ...]:
+        """The model's outputs that the last stage makes, the one of the loss first."""
+        if not self._part.target:
+            return ()
+        made = [s for s in self._owner.program.outputs if s.name in self._part.made]
+        return tuple(sorted(made, key=lambda spec: spec.name != self._part.output))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -16,7 +18,7 @@ from edgetrain.errors import GraphError
 from edgetrain.tensors import TensorSpec
 
 Array = npt.NDArray[Any]
-# What a decoded attribute may hold: int, float, str, tensor, or a list of these.
+# What a decoded attribute may hold: int, float, str, tensor, a list of these; a Subgraph.
 Attribute = Any
 
 
@@ -41,6 +43,13 @@ class Node:
     def get(self, attribute: str, default: Attribute) -> Attribute:
         return self.attributes.get(attribute, default)
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Its inputs, and the values around it that its subgraphs use."""
+        bodies = [a for a in self.attributes.values() if isinstance(a, Subgraph)]
+        names = (*self.inputs, *(name for body in bodies for name in body.captured))
+        return tuple(dict.fromkeys(filter(None, names)))
+
     @classmethod
     def from_proto(cls, proto: onnx.NodeProto) -> Node:
         attributes = {a.name: _attribute(a) for a in proto.attribute}
@@ -48,9 +57,42 @@ class Node:
         return cls(proto.op_type, name, tuple(proto.input), tuple(proto.output), attributes)
 
     def to_proto(self) -> onnx.NodeProto:
+        attributes = {
+            key: value.to_proto(key) if isinstance(value, Subgraph) else value
+            for key, value in self.attributes.items()
+        }
         return helper.make_node(
-            self.op_type, self.inputs, self.outputs, self.name, **self.attributes
+            self.op_type, self.inputs, self.outputs, self.name, **attributes
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Subgraph:
+    """What a control-flow node runs: an attribute of it.
+
+    Its values have names of their own in the whole model, and it may use any value of the
+    graphs around it by name. Types and shapes are left to the engine to infer, as ONNX
+    allows inside a node.
+    """
+
+    inputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def captured(self) -> tuple[str, ...]:
+        """The values around it that it uses."""
+        own = {*self.inputs, *(name for node in self.nodes for name in node.outputs)}
+        read = (*(name for node in self.nodes for name in node.reads), *self.outputs)
+        return tuple(dict.fromkeys(name for name in read if name not in own))
+
+    def to_proto(self, name: str) -> onnx.GraphProto:
+        inputs, outputs = (
+            [helper.make_empty_tensor_value_info(value) for value in values]
+            for values in (self.inputs, self.outputs)
+        )
+        nodes = [node.to_proto() for node in self.nodes]
+        return helper.make_graph(nodes, name, inputs, outputs)
 
 
 class GraphBuilder:
@@ -72,7 +114,7 @@ class GraphBuilder:
         self._values = dict(values)
         self._constants: dict[str, Array] = dict(constants)
         self._interned: dict[tuple[str, tuple[int, ...], bytes], str] = {}
-        self._count = 0
+        self._numbers = itertools.count(1)
 
     def __call__(self, op_type: str, *inputs: str, **attributes: Attribute) -> str:
         return self.multi(op_type, *inputs, outputs=1, **attributes)[0]
@@ -81,11 +123,20 @@ class GraphBuilder:
         self, op_type: str, *inputs: str, outputs: int, **attributes: Attribute
     ) -> tuple[str, ...]:
         """Emit a node of several outputs."""
-        self._count += 1
-        name = f"et/{op_type}_{self._count}"
+        name = self.new_name(op_type)
         names = tuple(name if i == 0 else f"{name}:{i}" for i in range(outputs))
         self.nodes.append(Node(op_type, name, inputs, names, attributes))
         return names
+
+    def new_name(self, stem: str) -> str:
+        """A name that nothing else in the model has."""
+        return f"et/{stem}_{next(self._numbers)}"
+
+    def subgraph(self) -> GraphBuilder:
+        """A builder for a node's subgraph: its nodes are apart, all else is shared."""
+        inner = copy.copy(self)
+        inner.nodes = []
+        return inner
 
     def append(self, node: Node) -> None:
         """Take over a node as it is."""
@@ -164,7 +215,7 @@ class GraphBuilder:
         outputs = tuple(outputs)
         wanted = {o.name for o in outputs}
         nodes = live_nodes(self.nodes if nodes is None else nodes, wanted)
-        used = {i for node in nodes for i in node.inputs}
+        used = {i for node in nodes for i in node.reads}
         graph = helper.make_graph(
             [node.to_proto() for node in nodes],
             name,
@@ -196,7 +247,7 @@ def live_nodes(nodes: Iterable[Node], wanted: set[str]) -> list[Node]:
     for node in reversed(list(nodes)):
         if wanted.intersection(node.outputs):
             kept.append(node)
-            wanted.update(filter(None, node.inputs))
+            wanted.update(node.reads)
     return kept[::-1]
 
 

@@ -17,7 +17,7 @@ MOVES_ONLY: Final = frozenset(
 
 def node_flop(node: Node, values: Values) -> int:
     """Floating point operations of one run of the node; a multiply-add counts as two."""
-    output = values.get(node.output)
+    output = values.get(next(filter(None, node.outputs), ""))
     if output is None or node.op_type in MOVES_ONLY:
         return 0
     match node.op_type:
@@ -31,6 +31,9 @@ def node_flop(node: Node, values: Values) -> int:
         case "Gemm":
             a = values[node.inputs[0]].shape
             return 2 * output.elements * (a[0] if node.get("transA", 0) else a[-1])
+        case "LSTM" | "GRU" | "RNN":
+            rows = math.prod(values[node.inputs[0]].shape[:2])
+            return 2 * rows * sum(values[name].elements for name in node.inputs[1:3])
         case "MaxPool" | "AveragePool":
             return output.elements * math.prod(node.get("kernel_shape", [1]))
         case _:

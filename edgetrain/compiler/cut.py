@@ -9,12 +9,14 @@ from typing import Final
 
 from edgetrain.compiler.build import Node, value_table
 from edgetrain.compiler.cost import node_flop
+from edgetrain.compiler.origin import origins, prepares, weights_of
 from edgetrain.compiler.program import Program
 from edgetrain.compiler.trainable import LINEAR_OPS
 from edgetrain.errors import PlanError
 from edgetrain.tensors import TensorSpec
 
 ANCHORS: Final = LINEAR_OPS | {"Gather", "Einsum"}
+OFFERED: Final = 8  # cuts that a message names
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +72,22 @@ class CutFinder:
         self._values = value_table(program.model)
         self._program = program
         nodes = [Node.from_proto(proto) for proto in program.model.graph.node]
-        self._from_weights = _from_weights(nodes, program)
-        self.nodes = _just_in_time(nodes, self._from_weights)
-        self._uses = _uses(self.nodes)
+        constants = {tensor.name for tensor in program.model.graph.initializer}
+        self._made_of = origins(nodes, program.weights, constants)
+        self.nodes = _just_in_time(nodes, self._made_of)
         self._made = {spec.name: 0 for spec in program.inputs}
+        self._last: dict[str, int] = {}
+        users: dict[str, list[int]] = {}
         for index, node in enumerate(self.nodes):
             self._made |= {name: index + 1 for name in node.outputs if name}
-        self._last = {name: max(users) + 1 for name, users in self._uses.items()}
-        for spec in program.outputs:
-            self._last[spec.name] = len(self.nodes) + 1
+            self._last |= dict.fromkeys(node.inputs, index + 1)
+            for weight in weights_of(node, self._made_of):
+                users.setdefault(weight, []).append(index)
+        self._last |= {spec.name: len(self.nodes) + 1 for spec in program.outputs}
         self._tied = [
-            (min(users) + 1, max(users))
-            for name, users in self._uses.items()
-            if name in trainable and len(users) > 1
+            (min(indices) + 1, max(indices))
+            for weight, indices in users.items()
+            if weight in trainable and len(indices) > 1
         ]
 
     def at(self, position: int) -> Cut:
@@ -108,8 +113,8 @@ class CutFinder:
             index
             for index, node in enumerate(self.nodes)
             if node.op_type in ANCHORS
-            and self._from_weights.intersection(node.inputs)
-            and not self._from_weights.issuperset(node.outputs)
+            and weights_of(node, self._made_of)
+            and not prepares(node, self._made_of)
         ]
         cuts: list[Cut] = []
         for before, after in itertools.pairwise(weighted):
@@ -128,7 +133,7 @@ class CutFinder:
             PlanError: no such tensor, or a trainable weight is used on both sides.
         """
         if name not in self._made or not 0 < self._made[name] < len(self.nodes):
-            offered = ", ".join(cut.name for cut in self.valid()[:8])
+            offered = ", ".join(cut.name for cut in self.valid()[:OFFERED]) or "none"
             raise PlanError(
                 f"[plan] cuts: {name!r} is not a tensor the model can be cut at."
                 f" Valid cuts begin with: {offered} (see `edgetrain inspect`)"
@@ -171,49 +176,33 @@ class CutFinder:
         return tuple(layers)
 
 
-def _from_weights(nodes: Sequence[Node], program: Program) -> frozenset[str]:
-    """The weights, and every value that is computed from weights and constants alone."""
-    known = {tensor.name for tensor in program.model.graph.initializer} | {""}
-    derived = set(program.weights)
-    for node in nodes:
-        if derived.intersection(node.inputs) and (derived | known).issuperset(node.inputs):
-            derived.update(filter(None, node.outputs))
-    return frozenset(derived)
-
-
-def _just_in_time(nodes: Sequence[Node], derived: frozenset[str]) -> tuple[Node, ...]:
+def _just_in_time(
+    nodes: Sequence[Node], made_of: Mapping[str, frozenset[str]]
+) -> tuple[Node, ...]:
     """Move nodes that only prepare a weight to right before their first user.
 
     Exporters write a weight's Transpose anywhere; what it makes would cross every cut
     between there and its use, and part the weight from the stage that trains it.
     """
     makers = {
-        n: node for node in nodes for n in node.outputs if derived.issuperset(node.outputs)
+        name: index
+        for index, node in enumerate(nodes)
+        if prepares(node, made_of)
+        for name in node.outputs
+        if name
     }
-    order: list[Node] = []
-    placed: set[str] = set()
+    order: dict[int, Node] = {}
 
-    def place(node: Node) -> None:
-        if node.output in placed:
-            return
-        placed.add(node.output)
-        for name in node.inputs:
-            if name in makers:
+    def place(index: int) -> None:
+        for name in nodes[index].inputs:
+            if name in makers and makers[name] not in order:
                 place(makers[name])
-        order.append(node)
+        order[index] = nodes[index]
 
-    for node in nodes:
-        if node.output not in makers:
-            place(node)
-    for node in nodes:
-        place(node)
-    return tuple(order)
-
-
-def _uses(nodes: Sequence[Node]) -> Mapping[str, list[int]]:
-    uses: dict[str, list[int]] = {}
-    for index, node in enumerate(nodes):
-        for name in node.inputs:
-            if name:
-                uses.setdefault(name, []).append(index)
-    return uses
+    preparing = set(makers.values())
+    for index in range(len(nodes)):
+        if index not in preparing:
+            place(index)
+    for index in sorted(preparing - order.keys()):
+        order[index] = nodes[index]
+    return tuple(order.values())

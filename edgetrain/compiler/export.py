@@ -13,7 +13,7 @@ import onnx
 from google.protobuf.message import Message
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
-from edgetrain.compiler import sites
+from edgetrain.compiler import sites, ties
 from edgetrain.compiler.program import Program
 from edgetrain.compiler.tidy import graphs
 from edgetrain.compiler.weights import Use, is_weight, uses
@@ -55,12 +55,13 @@ def export(
                 f"weight {name!r} has shape {list(value.shape)}, the model's has"
                 f" {list(expected.shape)}"
             )
-    current = {**program.weights, **weights}
+    before = ties.expanded(program.weights, program.ties)
+    current = ties.expanded({**program.weights, **weights}, program.ties)
     for name, value in current.items():
-        _write(held[name], value, program.weights[name])
+        _write(held[name], value, before[name])
     for name, value in current.items():
         root, node = _root(held, name), held[name].node
-        repeated = current.get(root, program.weights[name])
+        repeated = current.get(root, before[name])
         if root != name and node is not None and not _equal(value, repeated):
             _make_constant(node, held[name].source.dtype, value)
     return model

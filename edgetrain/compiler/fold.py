@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +20,7 @@ from edgetrain.compiler.program import OPSET
 from edgetrain.compiler.tidy import (
     drop_dead,
     lift_constants,
+    reads,
     set_nodes,
     sort_nodes,
     subgraphs,
@@ -56,17 +57,35 @@ def fold(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> None:
             return
 
 
-def fold_control_flow(model: onnx.ModelProto) -> None:
-    """Put the taken branch in place of each If whose condition is constant, in place."""
-    before = -1
-    while (count := sum(any(subgraphs(node)) for node in model.graph.node)) != before:
-        before = count
+def fold_control_flow(model: onnx.ModelProto, lift_weights: Callable[[], None]) -> None:
+    """Put the taken branch in place of each If whose condition is constant, in place.
+
+    Conditions on shapes count as constant. What a branch brings into the graph may decide
+    the next condition, and may hold weights.
+
+    Args:
+        model: static input shapes.
+        lift_weights: makes inputs of the graph's weights, before anything is computed from
+            them ahead of time.
+    """
+    before = (-1, -1)
+    while (size := _size(model.graph)) != before and size[1]:
+        before = size
+        lift_weights()
+        _fold_shapes(model.graph, shapes.known(shapes.infer(model)))
+        _fold_constants(model)
         optimizer.fold_constants(
             model,
             input_size_limit=_CONDITION_ELEMENTS,
             output_size_limit=_CONDITION_ELEMENTS,
         )
         sort_nodes(model.graph)
+    lift_weights()
+
+
+def _size(graph: onnx.GraphProto) -> tuple[int, int]:
+    """How many nodes there are, and how many of them hold graphs."""
+    return len(graph.node), sum(any(subgraphs(node)) for node in graph.node)
 
 
 def convert(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -129,8 +148,8 @@ def _fold_constants(model: onnx.ModelProto) -> None:
     constant = {tensor.name for tensor in graph.initializer}
     ready, rest = [], []
     for node in graph.node:
-        reads = [name for name in node.input if name]
-        pure = reads and node.op_type not in RANDOM and constant.issuperset(reads)
+        read = reads(node)
+        pure = read and node.op_type not in RANDOM and constant.issuperset(read)
         if pure and not outputs.intersection(node.output):
             ready.append(node)
             constant.update(node.output)
@@ -139,7 +158,7 @@ def _fold_constants(model: onnx.ModelProto) -> None:
     if not ready:
         return
     made = {name for node in ready for name in node.output}
-    wanted = sorted({name for node in rest for name in node.input if name in made})
+    wanted = sorted({name for node in rest for name in reads(node) if name in made})
     if wanted:
         values = reference.run(_constant_part(model, ready), {}, wanted)
         graph.initializer.extend(

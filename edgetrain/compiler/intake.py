@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Final
 
+import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, inliner, numpy_helper
 
@@ -13,7 +16,10 @@ from edgetrain.errors import GraphError
 MIN_OPSET: Final = 7
 _MIN_IR: Final = 8  # from 4 on an initializer need not be an input too
 _STANDARD: Final = frozenset({"", "ai.onnx"})
-_OTHER_FLOATS: Final = frozenset({TensorProto.FLOAT16, TensorProto.DOUBLE})
+# ONNX Runtime's CPU kernels do not run these: only a float32 form can be compared with.
+BFLOAT16: Final = frozenset({TensorProto.BFLOAT16})
+OTHER_FLOATS: Final = frozenset({TensorProto.FLOAT16, TensorProto.DOUBLE})
+_QUANTISED: Final = re.compile("^Q|Quantize|NBits|Integer")
 # Attributes that name the element type of a node's output.
 _TYPE_ATTRIBUTES: Final = frozenset({"to", "dtype", "output_dtype"})
 
@@ -52,6 +58,37 @@ def open_up(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
+def fix_inputs(
+    model: onnx.ModelProto, values: Mapping[str, float], batch: int
+) -> onnx.ModelProto:
+    """Make constants of inputs that are no data, such as a first state, in place.
+
+    Args:
+        model: its inputs are not bound to static shapes yet.
+        values: of every element of an input; extents that the file leaves open are `batch`.
+        batch: samples a microbatch.
+
+    Raises:
+        GraphError: there is no such input, or it has no known rank.
+    """
+    graph = model.graph
+    inputs = {info.name: info.type.tensor_type for info in graph.input}
+    for name, value in values.items():
+        if name not in inputs or not inputs[name].HasField("shape"):
+            raise GraphError(
+                f"a value is given for {name!r}, which is not an input of known rank;"
+                f" the inputs are {sorted(inputs)}"
+            )
+        shape = [max(0, dim.dim_value) or batch for dim in inputs[name].shape.dim]
+        dtype = helper.tensor_dtype_to_np_dtype(inputs[name].elem_type)
+        tensor = numpy_helper.from_array(np.full(shape, value, dtype), name)
+        graph.initializer.append(tensor)
+    kept = [info for info in graph.input if info.name not in values]
+    del graph.input[:]
+    graph.input.extend(kept)
+    return model
+
+
 def to_inference(model: onnx.ModelProto) -> onnx.ModelProto:
     """Switch Dropout and BatchNormalization to inference, in place.
 
@@ -76,8 +113,10 @@ def to_inference(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def to_float32(model: onnx.ModelProto) -> frozenset[str]:
-    """Make every half and double tensor of the graph a float, in place.
+def to_float32(
+    model: onnx.ModelProto, types: frozenset[int] = OTHER_FLOATS
+) -> frozenset[str]:
+    """Make every tensor of the graph that has one of the types a float, in place.
 
     Returns:
         The types that were replaced, as numpy names them.
@@ -86,30 +125,30 @@ def to_float32(model: onnx.ModelProto) -> frozenset[str]:
     for graph in graphs(model.graph):
         for info in (*graph.input, *graph.output):
             tensor_type = info.type.tensor_type
-            if tensor_type.elem_type in _OTHER_FLOATS:
+            if tensor_type.elem_type in types:
                 found.add(tensor_type.elem_type)
                 tensor_type.elem_type = TensorProto.FLOAT
         for tensor in graph.initializer:
-            found |= _narrow(tensor)
+            found |= _widen(tensor, types)
         for node in graph.node:
-            found |= _narrow_attributes(node)
+            found |= _widen_attributes(node, types)
     return frozenset(helper.tensor_dtype_to_np_dtype(t).name for t in found)
 
 
-def _narrow_attributes(node: onnx.NodeProto) -> set[int]:
+def _widen_attributes(node: onnx.NodeProto, types: frozenset[int]) -> set[int]:
     found = set()
     for attribute in node.attribute:
         if attribute.type == AttributeProto.TENSOR:
-            found |= _narrow(attribute.t)
-        elif attribute.name in _TYPE_ATTRIBUTES and attribute.i in _OTHER_FLOATS:
+            found |= _widen(attribute.t, types)
+        elif attribute.name in _TYPE_ATTRIBUTES and attribute.i in types:
             found.add(attribute.i)
             attribute.i = TensorProto.FLOAT
     return found
 
 
-def _narrow(tensor: TensorProto) -> set[int]:
+def _widen(tensor: TensorProto, types: frozenset[int]) -> set[int]:
     data_type = tensor.data_type
-    if data_type not in _OTHER_FLOATS:
+    if data_type not in types:
         return set()
     value = numpy_helper.to_array(tensor).astype("float32")
     tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
@@ -143,15 +182,15 @@ def _check_values(model: onnx.ModelProto) -> None:
             raise GraphError(
                 f"{info.name!r} holds strings; export the model without its text processing"
             )
-    for tensor in graph.initializer:
-        if tensor.data_type == TensorProto.BFLOAT16:
-            raise GraphError(
-                f"initializer {tensor.name!r} is bfloat16, which ONNX Runtime's CPU kernels"
-                " cannot run; export the model as float32"
-            )
 
 
 def _check_domain(node: onnx.NodeProto) -> None:
+    if node.domain == "com.microsoft" and _QUANTISED.search(node.op_type):
+        raise GraphError(
+            f"node {_label(node)} is ONNX Runtime's quantised op {node.op_type}, through"
+            " which no gradient passes; train the float model that this file was made from,"
+            " and quantise the result"
+        )
     if node.domain not in _STANDARD:
         raise GraphError(
             f"node {_label(node)} is the custom op {node.domain}::{node.op_type}, which has"

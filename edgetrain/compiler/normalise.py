@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -10,14 +10,18 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from edgetrain.compiler import agreement, intake, sites, weights
+from edgetrain.compiler import agreement, intake, quantised, sites, ties, weights
 from edgetrain.compiler import shapes as static
 from edgetrain.compiler.build import tensor_spec
+from edgetrain.compiler.decompose import decompose
 from edgetrain.compiler.fold import convert, fold, fold_control_flow
-from edgetrain.compiler.program import IR_VERSION, Program
+from edgetrain.compiler.masked_rows import guard_masked_rows
+from edgetrain.compiler.program import IR_VERSION, Program, Tie
 from edgetrain.compiler.tidy import (
+    all_nodes,
     drop_aliases,
     drop_dead,
+    graphs,
     lift_constants,
     settle_casts,
     subgraphs,
@@ -31,14 +35,25 @@ _NAMED: Final = 4  # names that a remark lists before it only counts
 
 @dataclass(slots=True)
 class _Draft:
-    """A model on its way to a Program; `feeds` are random data inputs."""
+    """A model on its way to a Program.
+
+    Attributes:
+        feeds: random data inputs.
+        constants: the tensors that the file itself holds.
+        tie: matrices that are equal become one weight.
+        integers: how many tensors of the file are quantised.
+    """
 
     model: onnx.ModelProto
     batch: int
     feeds: dict[str, Array]
+    constants: frozenset[str]
+    tie: bool
     weights: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     tolerance: float = agreement.TOLERANCE
+    ties: tuple[Tie, ...] = ()
+    integers: int = 0
 
     @property
     def all_feeds(self) -> dict[str, Array]:
@@ -53,18 +68,26 @@ class _Draft:
 
 
 def normalise(
-    model: onnx.ModelProto, *, batch: int, shapes: Shapes | None = None
+    model: onnx.ModelProto,
+    *,
+    batch: int,
+    shapes: Shapes | None = None,
+    fixed: Mapping[str, float] | None = None,
+    tie: bool = False,
 ) -> Program:
     """Bring a model to opset 20, static shapes and weights as inputs.
 
-    The result is run beside the file's own graph on one random input. Half and double
-    tensors become floats. Where the file fixes another batch size, the common rows must
-    come out equal.
+    The result is run beside the file's own graph on one random input. Half, bfloat16 and
+    double tensors become floats. Where the file fixes another batch size, the common rows
+    must come out equal. Weights before a rounding to integers stay constant.
 
     Args:
         model: as loaded, of opset 7 to the newest that onnx knows; it is not altered.
         batch: samples a microbatch: the leading extent of every data input.
         shapes: shape without the batch of an input that the file leaves open.
+        fixed: inputs that are no data but have this value in every element, such as the
+            first state of a recurrent net or its sampling rate.
+        tie: make one weight of matrices that are equal, as they are or transposed.
 
     Raises:
         GraphError: the model holds what cannot be trained, a shape is missing, the batch
@@ -73,11 +96,16 @@ def normalise(
     if batch < 1:
         raise GraphError(f"the batch size is {batch}; it must be at least 1")
     original = intake.to_inference(intake.open_up(model))
+    intake.fix_inputs(original, fixed or {}, batch)
+    widened = intake.to_float32(original, intake.BFLOAT16)
     work = onnx.ModelProto()
     work.CopyFrom(original)
     extents = static.bind(work.graph, batch, shapes or {})
     sample = agreement.sample(work.graph, max([batch, *extents.values()]))
-    draft = _Draft(work, batch, agreement.leading(sample, dict.fromkeys(sample, batch)))
+    feeds = agreement.leading(sample, dict.fromkeys(sample, batch))
+    draft = _Draft(work, batch, feeds, _constants(original.graph, fixed or ()), tie)
+    _remark_types(draft, widened)
+    _remark_integers(draft)
     foreign = {name: extent for name, extent in extents.items() if extent != batch}
     try:
         _rewrite(draft, sites.find(model), foreign)
@@ -85,7 +113,8 @@ def normalise(
     except (GraphError, EngineError) as error:
         if len(set(extents.values())) == 1 and foreign:
             # What fails at the file's own batch size too has another reason.
-            normalise(model, batch=next(iter(foreign.values())), shapes=shapes)
+            own = next(iter(foreign.values()))
+            normalise(model, batch=own, shapes=shapes, fixed=fixed, tie=tie)
         raise _explained(error, foreign, batch) from error
     draft.remarks += [remark] if remark else []
     return _program(draft, model)
@@ -114,24 +143,24 @@ def _rewrite(
         draft.tolerance = agreement.HALF_TOLERANCE
     if narrowed:
         draft.feeds = agreement.as_float32(draft.feeds)
-        draft.remarks.append(
-            f"The file holds {' and '.join(sorted(narrowed))} tensors: they train as"
-            " float32 and are rounded to the file's type on export."
-        )
+    _remark_types(draft, narrowed)
     _lift_weights(draft, held)
     if any(any(subgraphs(node)) for node in draft.model.graph.node):
-        fold_control_flow(draft.model)
-        _lift_weights(draft, held)
+        fold_control_flow(draft.model, lambda: _lift_weights(draft, held))
     intake.refuse_control_flow(draft.model.graph)
+    _tie(draft)
     fold(draft.model, draft.all_feeds)
     _rebatch(draft, foreign)
+    draft.model = decompose(draft.model)
     draft.model = convert(draft.model)
     fold(draft.model, draft.all_feeds)
     draft.model = static.infer(draft.model)
     settle_casts(draft.model.graph)
+    guard_masked_rows(draft.model.graph)
     drop_aliases(draft.model.graph)
     drop_dead(draft.model.graph)
     _drop_unused(draft)
+    _freeze_quantised(draft)
     draft.model = static.complete(draft.model, draft.all_feeds)
     draft.model.ir_version = IR_VERSION
     _remark_sharing(draft)
@@ -196,7 +225,67 @@ def _program(draft: _Draft, model: onnx.ModelProto) -> Program:
         batch=draft.batch,
         states=frozenset(states & draft.weights.keys()),
         remarks=tuple(draft.remarks),
+        ties=draft.ties,
     )
+
+
+def _constants(graph: onnx.GraphProto, fixed: Iterable[str]) -> frozenset[str]:
+    """The names of the tensors that the file holds, in all its graphs."""
+    names = {t.name for inner in graphs(graph) for t in inner.initializer}
+    names.update(n.output[0] for n in all_nodes(graph) if n.op_type == "Constant")
+    return frozenset(names.difference(fixed))
+
+
+def _tie(draft: _Draft) -> None:
+    """Join the matrices that are one parameter, or offer to."""
+    found = ties.find(draft.weights)
+    if not found:
+        return
+    names = _names([f"{tie.name} (of {tie.of})" for tie in found])
+    if not draft.tie:
+        draft.remarks.append(
+            "Equal to another matrix, as it is or transposed, and so perhaps one parameter"
+            f" that the exporter wrote twice; they train apart unless tied: {names}."
+        )
+        return
+    ties.apply(draft.model.graph, found)
+    for tie in found:
+        del draft.weights[tie.name]
+    draft.ties = found
+    draft.remarks.append(f"Tied, and written to both tensors on export: {names}.")
+
+
+def _freeze_quantised(draft: _Draft) -> None:
+    frozen = quantised.freeze(draft.model.graph, draft.weights)
+    for name in frozen:
+        del draft.weights[name]
+    if frozen:
+        draft.remarks.append(
+            "Constant in training, as a rounding to integers comes after them, through which"
+            f" no gradient passes: {_names(frozen)}."
+        )
+    if draft.integers and not draft.weights:
+        raise GraphError(
+            f"the model's weights are quantised ({draft.integers} tensors) and no float"
+            " weight follows the last rounding, through which no gradient passes: train the"
+            " float model that this file was made from, and quantise the result"
+        )
+
+
+def _remark_types(draft: _Draft, types: frozenset[str]) -> None:
+    if types:
+        draft.remarks.append(
+            f"The file holds {' and '.join(sorted(types))} tensors: they train as"
+            " float32 and are rounded to the file's type on export."
+        )
+
+
+def _remark_integers(draft: _Draft) -> None:
+    draft.integers = quantised.count(draft.model.graph)
+    if draft.integers:
+        draft.remarks.append(
+            f"Quantised in the file, and constant in training: {draft.integers} tensors."
+        )
 
 
 def _remark_dropout(draft: _Draft) -> None:
@@ -214,7 +303,7 @@ def _remark_sharing(draft: _Draft) -> None:
 
 
 def _remark_frozen(draft: _Draft) -> None:
-    frozen = weights.frozen(draft.model.graph)
+    frozen = [n for n in weights.frozen(draft.model.graph) if n in draft.constants]
     if frozen:
         draft.remarks.append(
             "Constant in training, as the file holds them inside a function or under a name"

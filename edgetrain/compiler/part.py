@@ -7,6 +7,7 @@ from functools import cached_property
 
 from edgetrain.bundle import Mode
 from edgetrain.compiler.build import Node
+from edgetrain.losses import LossOptions
 from edgetrain.tensors import TensorSpec
 
 
@@ -20,8 +21,9 @@ class Part:
         nodes: in order.
         receives, sends: the values that cross its two ends.
         influenced: values that some trained weight has an influence on.
-        loss: name of the loss.
+        loss, loss_options: name of the loss, and what it is told.
         target: what the loss applies to; empty for all but the last stage.
+        output: the model's output that is, or follows from, `target`.
         batch_statistics: BatchNormalization uses its microbatch's statistics.
     """
 
@@ -33,7 +35,9 @@ class Part:
     sends: tuple[TensorSpec, ...]
     influenced: frozenset[str]
     loss: str
+    loss_options: LossOptions
     target: str
+    output: str
     batch_statistics: bool
 
     @cached_property

@@ -33,6 +33,21 @@ class WeightSource:
 
 
 @dataclass(frozen=True, slots=True)
+class Tie:
+    """A tensor of the file that is the same parameter as a weight.
+
+    Attributes:
+        name: of the tensor; it is no weight of its own.
+        of: the weight.
+        transposed: the tensor is the weight's transpose.
+    """
+
+    name: str
+    of: str
+    transposed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """A normalised model.
 
@@ -47,6 +62,7 @@ class Program:
         batch: samples a microbatch; the leading extent of the data inputs.
         states: weights that are BatchNormalization's running mean or variance.
         remarks: what a user should know, one sentence each.
+        ties: tensors that are computed from a weight and are written together with it.
     """
 
     model: onnx.ModelProto
@@ -57,3 +73,4 @@ class Program:
     batch: int
     states: frozenset[str]
     remarks: tuple[str, ...] = field(default=())
+    ties: tuple[Tie, ...] = field(default=())

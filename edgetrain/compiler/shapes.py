@@ -17,9 +17,10 @@ from edgetrain.tensors import TensorSpec
 
 Array = npt.NDArray[Any]
 
-_DATA_SHAPED: Final = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
+_DATA_SHAPED: Final = frozenset({"NonMaxSuppression", "NonZero", "Unique"})
 # Inputs whose value decides the output's shape.
 _SHAPE_INPUTS: Final[Mapping[str, tuple[int, ...]]] = {
+    "Compress": (1,),
     "ConstantOfShape": (0,),
     "Expand": (1,),
     "OneHot": (1,),

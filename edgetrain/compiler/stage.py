@@ -13,6 +13,7 @@ from edgetrain.compiler.loss import target
 from edgetrain.compiler.part import Part
 from edgetrain.compiler.program import Program
 from edgetrain.errors import GraphError, PlanError
+from edgetrain.losses import PLAIN, LossOptions
 from edgetrain.tensors import TensorSpec
 
 
@@ -29,6 +30,7 @@ class Recipe:
             file's running statistics as constants.
         output: the output the loss applies to, where the model has several.
         model_sha256: of the user's file.
+        loss_options: what the loss is told.
     """
 
     trainable: frozenset[str]
@@ -37,6 +39,7 @@ class Recipe:
     batch_statistics: bool = True
     output: str = ""
     model_sha256: str = ""
+    loss_options: LossOptions = PLAIN
 
 
 def compile_stages(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Bundle]:
@@ -70,19 +73,21 @@ def compile_stages(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> lis
     return bundles[::-1]
 
 
-def pick_output(program: Program, name: str) -> TensorSpec:
-    """The output a loss applies to.
+def pick_output(
+    program: Program, name: str, *, place: str = "[model] output"
+) -> TensorSpec:
+    """The output a loss applies to; `place` is where the user names it.
 
     Raises:
         GraphError: there is no such output, or there are several and none is named.
     """
     names = [spec.name for spec in program.outputs]
     if name and name not in names:
-        raise GraphError(f"[model] output = {name!r}: the outputs are {', '.join(names)}")
+        raise GraphError(f"{place} = {name!r}: the outputs are {', '.join(names)}")
     if not name and len(names) > 1:
         raise GraphError(
             f"the model has several outputs ({', '.join(names)}): name the one the loss"
-            " applies to with [model] output"
+            f" applies to with {place}"
         )
     return next(spec for spec in program.outputs if spec.name == (name or names[0]))
 
@@ -94,7 +99,7 @@ def _parts(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Part]:
         raise PlanError("the cuts are not in ascending order, or one leaves a stage empty")
     output = pick_output(program, recipe.output)
     makers = {name: node for node in finder.nodes for name in node.outputs}
-    goal = target(recipe.loss, output, makers)
+    goal = target(recipe.loss, output, makers, recipe.loss_options)
     if goal not in {
         name for node in finder.nodes[positions[-2] :] for name in node.outputs
     }:
@@ -117,7 +122,9 @@ def _parts(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Part]:
                 sends=() if last else cuts[stage].crossing,
                 influenced=influenced,
                 loss=recipe.loss,
+                loss_options=recipe.loss_options,
                 target=goal if last else "",
+                output=output.name,
                 batch_statistics=recipe.batch_statistics and mode is Mode.VJP,
             )
         )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from edgetrain.compiler.build import Node
+from edgetrain.compiler.origin import origins, prepares, weights_of
 from edgetrain.compiler.program import Program
 from edgetrain.errors import ConfigError
 
@@ -15,7 +16,9 @@ LINEAR_OPS: Final = frozenset(
 )
 
 
-def select_trainable(program: Program, choice: str | Sequence[str]) -> frozenset[str]:
+def select_trainable(
+    program: Program, choice: str | Sequence[str], *, place: str = "[model] trainable"
+) -> frozenset[str]:
     """The weights the optimizer updates; running statistics are never among them.
 
     Args:
@@ -23,6 +26,7 @@ def select_trainable(program: Program, choice: str | Sequence[str]) -> frozenset
         choice: ``"all"``; ``"last:N"``: all weights from the N-th last linear op
             (convolution, dense, recurrent) to the end; or regular expressions, one of
             which must match the whole name.
+        place: where the user wrote it, for messages.
 
     Raises:
         ConfigError: nothing matches, or a pattern is malformed.
@@ -31,38 +35,46 @@ def select_trainable(program: Program, choice: str | Sequence[str]) -> frozenset
     if choice == "all":
         chosen = frozenset(names)
     elif isinstance(choice, str) and choice.startswith("last:"):
-        chosen = _last(program, choice)
+        chosen = _last(program, choice, place)
     else:
         patterns = [choice] if isinstance(choice, str) else choice
-        chosen = frozenset(n for n in names if any(_matches(p, n) for p in patterns))
+        chosen = frozenset(n for n in names if any(_matches(p, n, place) for p in patterns))
     if not chosen:
         shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-        raise ConfigError(f"[model] trainable = {choice!r} matches no weight of: {shown}")
+        raise ConfigError(f"{place} = {choice!r} matches no weight of: {shown}")
     return chosen
 
 
-def _last(program: Program, choice: str) -> frozenset[str]:
+def _last(program: Program, choice: str, place: str) -> frozenset[str]:
     text = choice.removeprefix("last:")
     if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"[model] trainable = {choice!r}: write last:N with N >= 1")
+        raise ConfigError(f"{place} = {choice!r}: write last:N with N >= 1")
     nodes = [Node.from_proto(proto) for proto in program.model.graph.node]
-    linear = [
-        index
-        for index, node in enumerate(nodes)
-        if node.op_type in LINEAR_OPS and program.weights.keys() & set(node.inputs)
-    ]
-    first = linear[-int(text)] if len(linear) >= int(text) else 0
-    used = {name for node in nodes[first:] for name in node.inputs}
-    before = {name for node in nodes[:first] for name in node.inputs}
-    return frozenset(
-        n for n in program.weights if n in used - before and n not in program.states
-    )
+    constants = {tensor.name for tensor in program.model.graph.initializer}
+    made_of = origins(nodes, program.weights, constants)
+    return tail_weights(nodes, made_of, int(text)) - program.states
 
 
-def _matches(pattern: str, name: str) -> bool:
+def tail_weights(
+    nodes: Iterable[Node], made_of: Mapping[str, frozenset[str]], count: int
+) -> frozenset[str]:
+    """The weights used only from the `count`-th last linear op on.
+
+    Args:
+        nodes: in execution order; those that only prepare a weight may stand anywhere.
+        made_of: the weights of each value that depends on nothing else.
+        count: of linear ops with weights; all weights where there are fewer.
+    """
+    users = [node for node in nodes if not prepares(node, made_of)]
+    reads = [weights_of(node, made_of) for node in users]
+    linear = [i for i, n in enumerate(users) if n.op_type in LINEAR_OPS and reads[i]]
+    first = linear[-count] if len(linear) >= count else 0
+    before = frozenset[str]().union(*reads[:first])
+    return frozenset[str]().union(*reads[first:]) - before
+
+
+def _matches(pattern: str, name: str, place: str) -> bool:
     try:
         return re.fullmatch(pattern, name) is not None
     except re.error as error:
-        raise ConfigError(
-            f"[model] trainable: {pattern!r} is no pattern: {error}"
-        ) from error
+        raise ConfigError(f"{place}: {pattern!r} is no pattern: {error}") from error

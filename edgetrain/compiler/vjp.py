@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from edgetrain.compiler.build import GraphBuilder, Node
 from edgetrain.compiler.rules.base import Cotangents, MultiRule, add_all
 from edgetrain.compiler.rules.normalization import layer_norm_axis
+from edgetrain.compiler.rules.recurrent import with_hidden_states
 from edgetrain.compiler.rules.shaping import sum_to
 from edgetrain.compiler.rules.table import CONSTANT, rule_of
 from edgetrain.errors import UnsupportedOpError
@@ -57,8 +59,8 @@ def vjp(
 def prepare(g: GraphBuilder, nodes: Iterable[Node]) -> list[Node]:
     """Rewrite forward nodes so that they yield what their VJPs want to read.
 
-    A LayerNormalization declares its mean and reciprocal deviation, which its kernel
-    computes anyhow.
+    They declare outputs that their kernels compute anyhow: a LayerNormalization its mean
+    and reciprocal deviation, a recurrent node the hidden states of all steps.
 
     Args:
         g: learns the shapes of the added values.
@@ -67,9 +69,7 @@ def prepare(g: GraphBuilder, nodes: Iterable[Node]) -> list[Node]:
     Returns:
         The graph to run and to differentiate; every old value keeps its name.
     """
-    return [
-        _with_statistics(g, n) if n.op_type == "LayerNormalization" else n for n in nodes
-    ]
+    return [_PREPARED[n.op_type](g, n) if n.op_type in _PREPARED else n for n in nodes]
 
 
 def _with_statistics(g: GraphBuilder, node: Node) -> Node:
@@ -82,6 +82,14 @@ def _with_statistics(g: GraphBuilder, node: Node) -> Node:
     for name in outputs[1:]:
         g.describe(name, g.dtype(x), rows)
     return replace(node, outputs=outputs)
+
+
+_PREPARED: Final[Mapping[str, Callable[[GraphBuilder, Node], Node]]] = {
+    "GRU": with_hidden_states,
+    "LSTM": with_hidden_states,
+    "LayerNormalization": _with_statistics,
+    "RNN": with_hidden_states,
+}
 
 
 def passes(g: GraphBuilder, node: Node) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -57,8 +57,6 @@ class Exchange:
         self._obey = obey
         self._mailbox = Mailbox()
         sent = {spec.name: spec for spec in manifest.sends}
-        received = {spec.name: spec for spec in manifest.receives}
-        self._upstream = tuple(received[name] for name in manifest.cotangents_out)
         self._arriving: Mapping[Kind, tuple[TensorSpec, ...]] = {
             Kind.ACTIVATION: manifest.receives,
             Kind.COTANGENT: tuple(sent[name] for name in manifest.cotangents_in),
@@ -88,18 +86,18 @@ class Exchange:
     def send_activations(
         self, tick: Tick, values: Arrays, *, evaluation: bool = False
     ) -> None:
+        arrays = [values[spec.name] for spec in self._manifest.sends]
         to = self._manifest.stage + 1
-        self._send(Kind.ACTIVATION, to, tick, self._manifest.sends, values, evaluation)
+        self._send(Kind.ACTIVATION, to, tick, arrays, evaluation=evaluation)
 
     def send_cotangents(self, tick: Tick, values: Arrays) -> None:
-        to = self._manifest.stage - 1
-        self._send(Kind.COTANGENT, to, tick, self._upstream, values, False)
+        arrays = [values[name] for name in self._manifest.cotangents_out]
+        self._send(Kind.COTANGENT, self._manifest.stage - 1, tick, arrays)
 
     def send_labels(self, tick: Tick, labels: Array, *, evaluation: bool = False) -> None:
         """From the device that has the data straight to the last stage."""
         to = self._manifest.stages - 1
-        spec = TensorSpec("labels", labels.dtype.name, labels.shape)
-        self._send(Kind.LABELS, to, tick, (spec,), {spec.name: labels}, evaluation)
+        self._send(Kind.LABELS, to, tick, [labels], evaluation=evaluation)
 
     def send_weights(self, commit: int, weights: Array) -> None:
         """To the coordinator; `commit` counts the steps that are in the weights."""
@@ -112,33 +110,32 @@ class Exchange:
         kind: Kind,
         stage: int,
         tick: Tick,
-        specs: tuple[TensorSpec, ...],
-        values: Arrays,
-        evaluation: bool,
+        arrays: Sequence[Array],
+        *,
+        evaluation: bool = False,
     ) -> None:
         deploy = self._deploy
-        for index, spec in enumerate(specs):
+        to = deploy.route.to(stage)
+        for index, array in enumerate(arrays):
             place = (tick.step, tick.microbatch, index, evaluation)
             address = Address(kind, deploy.run, deploy.epoch, stage, *place)
             self.sent_bytes += self._outbox.put(
-                deploy.route.to(stage),
-                address,
-                values[spec.name],
-                chunk_bytes=deploy.chunk_bytes,
+                to, address, array, chunk_bytes=deploy.chunk_bytes
             )
 
     def _file(self, message: Message) -> None:
         try:
-            spec = self._expected(message.address)
-            if message.dtype != spec.dtype:
-                raise WireError(f"{message.address}: {message.dtype}, not {spec.dtype}")
-            self._mailbox.put(message.address, message.array(spec.shape))
+            self._mailbox.put(message.address, self._checked(message))
         except WireError as error:
             log.warning("stage %d: tensor dropped: %s", self._deploy.stage, error)
 
-    def _expected(self, address: Address) -> TensorSpec:
-        """What a tensor of that address must look like."""
+    def _checked(self, message: Message) -> Array:
+        """The message's tensor, if this stage takes one of that address, type and size."""
+        address = message.address
         known = self._arriving.get(address.kind, ())
         if address.tensor >= len(known):
             raise WireError(f"{address}: this stage takes no such tensor")
-        return known[address.tensor]
+        spec = known[address.tensor]
+        if message.dtype != spec.dtype:
+            raise WireError(f"{address}: {message.dtype}, not {spec.dtype}")
+        return message.array(spec.shape)

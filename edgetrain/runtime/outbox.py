@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgetrain.errors import TransportError
+from edgetrain.errors import TransportError, WireError
 from edgetrain.transport.base import Transport
 from edgetrain.wire.frame import Address, frames, wire_bytes
 from edgetrain.wire.reassembly import Message
@@ -65,7 +65,7 @@ class Outbox:
             try:
                 for frame in frames(address, body, chunk_bytes=chunk_bytes):
                     self._transport.send(to, Channel.DATA, frame)
-            except TransportError as error:
+            except (TransportError, WireError) as error:
                 log.warning("%s: not sent to %s: %s", self._transport.name, to, error)
 
 

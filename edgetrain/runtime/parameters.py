@@ -8,11 +8,19 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from edgetrain.bundle import Bundle, GraphSpec, Role, WeightSpec, view
+from edgetrain.bundle import Bundle, GraphSpec, Manifest, Role, WeightSpec, view
 
 Vector = npt.NDArray[np.float32]
 # The commit just made, and the one whose loss is known to be finite.
 COMMITS_KEPT: Final = 2
+# Steps that a stage may be past the last stage's where nothing comes back to hold it.
+RUN_AHEAD: Final = 2
+
+
+def commits_kept(manifest: Manifest) -> int:
+    """How many commits a stage keeps, for whoever fetches weights after a failure."""
+    runs_ahead = not manifest.is_last and not manifest.cotangents_in
+    return COMMITS_KEPT + (RUN_AHEAD if runs_ahead else 0)
 
 
 class Parameters:
@@ -31,6 +39,7 @@ class Parameters:
         self.scratch: Vector = np.zeros(manifest.trainable_elements, np.float32)
         self._specs: dict[str, WeightSpec] = {spec.name: spec for spec in manifest.weights}
         self._statistics = manifest.statistics
+        self._kept = commits_kept(manifest)
         self._commits: dict[int, Vector] = {-1: self.weights.copy()}
 
     @property
@@ -72,7 +81,7 @@ class Parameters:
 
     def commit(self, step: int) -> None:
         """Keep a copy of the weights as they are after `step`."""
-        stale = self._commits.pop(step - COMMITS_KEPT, None)
+        stale = self._commits.pop(step - self._kept, None)
         copy = np.empty_like(self.weights) if stale is None else stale
         np.copyto(copy, self.weights)
         self._commits[step] = copy

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from edgetrain.bundle import Bundle, GraphName, Manifest, Mode, Role
 from edgetrain.errors import BundleError
+from edgetrain.losses import hit_share
 from edgetrain.optimizer_spec import OptimizerSpec
 from edgetrain.runtime.engines.base import Engine
 from edgetrain.runtime.estimators.backprop import Backprop
@@ -20,7 +21,7 @@ from edgetrain.runtime.estimators.hybrid import Hybrid, Perturbation
 from edgetrain.runtime.optim import flat
 from edgetrain.runtime.optim.lr import learning_rate
 from edgetrain.runtime.optim.table import make
-from edgetrain.runtime.parameters import Parameters
+from edgetrain.runtime.parameters import Parameters, commits_kept
 from edgetrain.tensors import TensorSpec
 
 WARM_UPS: Final = 3
@@ -137,10 +138,8 @@ class Stage:
         losses = next(results[p.name] for p in ports if p.role is Role.LOSS)
         hits = None
         if labels.dtype.kind == "i":
-            outputs = [results[p.name] for p in ports if p.role is Role.OUTPUT]
-            scores = next(o for o in outputs if o.shape[:-1] == labels.shape)
-            equal = np.equal(scores.argmax(axis=-1), labels)
-            hits = equal.reshape(len(labels), -1).mean(axis=1)
+            scores = next(results[p.name] for p in ports if p.role is Role.OUTPUT)
+            hits = hit_share(scores, labels, self.manifest.loss_options)
         return Evaluation(losses, hits)
 
     def warm_up(self) -> Timing:
@@ -177,17 +176,19 @@ def required_bytes(
         stash_microbatches: the most that the schedule keeps at once.
 
     Returns:
-        Weights, two commits, gradient, scratch and optimizer state; the stash of all
-        microbatches in flight; and the activations of one more.
+        Weights, their commits and, for `hybrid`, a perturbed copy; gradient, scratch and
+        optimizer state; the stash of all microbatches in flight; and the activations of
+        one more.
     """
     states = {"sgd": 1 if optimizer.momentum else 0}.get(optimizer.name, 2)
-    buffers = 4 * (3 * manifest.elements + (2 + states) * manifest.trainable_elements)
+    copies = 1 + commits_kept(manifest) + (manifest.mode is Mode.HYBRID)
+    buffers = copies * manifest.elements + (2 + states) * manifest.trainable_elements
     stash = 0
     crossing = sum(s.nbytes for s in (*manifest.receives, *manifest.sends))
     for spec in manifest.graphs.values():
         kept = sum(TensorSpec(p.name, p.dtype, p.shape).nbytes for p in spec.outputs)
         stash = max(stash, kept)
-    return buffers + (stash + crossing) * (stash_microbatches + 1)
+    return 4 * buffers + (stash + crossing) * (stash_microbatches + 1)
 
 
 def _made_up(specs: tuple[TensorSpec, ...]) -> dict[str, npt.NDArray[Any]]:
@@ -211,5 +212,7 @@ def check_complete(manifest: Manifest) -> None:
         raise BundleError(f"stage {manifest.stage} has no graph 'evaluate'")
     if manifest.mode is Mode.HYBRID and GraphName.FORWARD not in manifest.graphs:
         raise BundleError(f"stage {manifest.stage} has no graph 'forward'")
-    if manifest.is_last and not {GraphName.LOSS, GraphName.CRITERION} & set(manifest.graphs):
+    if manifest.is_last and not {GraphName.LOSS, GraphName.CRITERION} & set(
+        manifest.graphs
+    ):
         raise BundleError(f"stage {manifest.stage} is the last and has no loss")

@@ -87,6 +87,7 @@ class StageWorker:
 
     def __init__(self, deploy: Deploy, stage: Stage, world: Surroundings) -> None:
         self._deploy = deploy
+        self._ids = (deploy.run, deploy.epoch, deploy.stage)
         self._stage = stage
         self._world = world
         self._exchange = Exchange(deploy, stage.manifest, world.outbox, self._obey)
@@ -107,11 +108,13 @@ class StageWorker:
 
     def run(self) -> None:
         """Train, evaluate and hand out weights as told; returns when released."""
-        try:
-            while True:
-                self._next()
-        except _ReleasedError:
-            log.info("stage %d released", self._deploy.stage)
+        # a run that diverges is told so by its loss, not by warnings on the way there
+        with np.errstate(over="ignore", invalid="ignore"):
+            try:
+                while True:
+                    self._next()
+            except _ReleasedError:
+                log.info("stage %d released", self._deploy.stage)
 
     def _next(self) -> None:
         try:
@@ -125,14 +128,18 @@ class StageWorker:
             else:
                 self._exchange.wait()
         except EdgeTrainError as error:
-            self._fail(error)
+            self._fail(str(error), diverged=isinstance(error, DivergedError))
+        except _ReleasedError:
+            raise
+        except Exception as error:  # else the coordinator would wait for a dead thread
+            log.exception("stage %d: unforeseen", self._deploy.stage)
+            self._fail(f"a defect of edgetrain, see the agent's log: {error!r}")
 
-    def _fail(self, error: EdgeTrainError) -> None:
+    def _fail(self, reason: str, *, diverged: bool = False) -> None:
         """Report, and keep the weights for whoever fetches them."""
-        log.error("stage %d, step %d: %s", self._deploy.stage, self._step, error)
+        log.error("stage %d, step %d: %s", self._deploy.stage, self._step, reason)
         self._failed = True
-        diverged = isinstance(error, DivergedError)
-        self._say(Failed, step=self._step, reason=str(error), diverged=diverged)
+        self._world.report(Failed(*self._ids, self._step, reason, diverged))
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -154,8 +161,8 @@ class StageWorker:
         for action in self._actions:
             self._act(action)
         tally, now = self._tally, self._world.clock()
-        self._say(
-            StepDone,
+        done = StepDone(
+            *self._ids,
             step=self._step,
             loss_sum=tally.loss_sum,
             samples=tally.samples,
@@ -164,6 +171,7 @@ class StageWorker:
             sent_bytes=self._exchange.sent_bytes - tally.sent_before,
             stash_peak_bytes=tally.stash_peak_bytes,
         )
+        self._world.report(done)
         self._tally = _Tally(now, self._exchange.sent_bytes)
 
     def _act(self, action: Action) -> None:
@@ -214,7 +222,8 @@ class StageWorker:
         """Of the whole model's gradient, where its norm is to be clipped."""
         if self._deploy.optimizer.clip_norm is None:
             return None
-        self._say(GradientNorm, step=self._step, square_sum=self._stage.square_sum())
+        own = GradientNorm(*self._ids, self._step, self._stage.square_sum())
+        self._world.report(own)
         while self._step not in self._norms:
             self._exchange.wait()
         return self._norms.pop(self._step)
@@ -263,9 +272,3 @@ class StageWorker:
         result = work()
         self._tally.compute_s += self._world.clock() - start
         return result
-
-    def _say(
-        self, kind: type[StepDone] | type[Failed] | type[GradientNorm], **facts: Any
-    ) -> None:
-        deploy = self._deploy
-        self._world.report(kind(deploy.run, deploy.epoch, deploy.stage, **facts))

@@ -229,7 +229,8 @@ class Link:
         if not self._settled.is_set():
             self._refusal = self._refusal or why
             self._settled.set()
-            return
+        if self._refusal:
+            return  # `connect` reports it
         now_s = time.monotonic()
         if self._down_since_s is None:
             log.warning("lost the broker at %s; connecting again", self._address)

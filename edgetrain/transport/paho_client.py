@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import threading
 from typing import Final, cast
 
 from paho.mqtt import client as paho
@@ -36,6 +37,7 @@ class Client(paho.Client):
             reconnect_on_failure=False,
         )
         self._window = window
+        self._queueing = threading.RLock()
         self.on_socket_open = _send_at_once
         self.max_inflight_messages_set(_INFLIGHT_MESSAGES)
         self.reconnect_delay_set(_RECONNECT_MIN_S, _RECONNECT_MAX_S)
@@ -55,6 +57,7 @@ class Client(paho.Client):
         if thread.is_alive():
             _shut(self.socket())
             thread.join(timeout_s)
+        self._close_wake_up()
 
     def kill(self, timeout_s: float) -> None:
         """Break the connection without a goodbye and stay away, as a crash would."""
@@ -63,6 +66,16 @@ class Client(paho.Client):
         _shut(self.socket())
         if thread is not None:
             thread.join(timeout_s)
+        self._close_wake_up()
+
+    def _close_wake_up(self) -> None:
+        """Close the socket pair that wakes the network thread, while no one writes to it.
+
+        The base class leaves it to the garbage collector, which warns of it if it comes
+        upon the sockets before the client.
+        """
+        with self._queueing:
+            self._reset_sockets(sockpair_only=True)
 
     def _thread_main(self) -> None:
         """Run the network loop; senders must not wait for one that has ended."""
@@ -107,7 +120,8 @@ class Client(paho.Client):
         """Queue a view, so that a partial send does not copy all that remains."""
         self._window.add(len(packet))
         view = cast(bytes, memoryview(packet))
-        return super()._packet_queue(command, view, mid, qos, info)
+        with self._queueing:
+            return super()._packet_queue(command, view, mid, qos, info)
 
     def _sock_send(self, buf: bytes | bytearray) -> int:
         sent_bytes = super()._sock_send(buf)

@@ -6,7 +6,7 @@ import math
 
 from edgetrain.compiler.build import GraphBuilder, Node
 from edgetrain.compiler.rules.base import Cotangents, Tangents, add_all
-from edgetrain.compiler.rules.shaping import mask, scaled, sum_axes
+from edgetrain.compiler.rules.shaping import mask, scaled, sum_axes, to_type
 from edgetrain.errors import UnsupportedOpError
 
 
@@ -88,10 +88,12 @@ def clip_jvp(g: GraphBuilder, node: Node, tangents: Tangents) -> str | None:
 
 def _clip_masks(g: GraphBuilder, node: Node) -> tuple[str, str | None, str | None]:
     y, low, high = node.output, node.input(1), node.input(2)
-    below = low and mask(g, "LessOrEqual", y, low, like=y)
     above = high and mask(g, "GreaterOrEqual", y, high, like=y)
     if low and high:
-        return _inside(g, y, low, high), below, above
+        # Bounds that cross give the upper one everywhere.
+        at_low = g("And", g("LessOrEqual", y, low), g("Less", low, high))
+        return _inside(g, y, low, high), to_type(g, at_low, y), above
+    below = low and mask(g, "LessOrEqual", y, low, like=y)
     outside = below or above
     inside = g.scalar(1, y)
     return g("Sub", inside, outside) if outside else inside, below or None, above or None

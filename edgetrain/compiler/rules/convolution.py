@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from edgetrain.compiler.build import GraphBuilder, Node
@@ -17,7 +17,6 @@ from edgetrain.compiler.rules.shaping import (
     swap_last,
 )
 from edgetrain.compiler.rules.window import Window, window
-from edgetrain.errors import UnsupportedOpError
 
 # Up to so many input channels, one product over all taps beats a product a tap.
 FEW_CHANNELS: Final = 8
@@ -78,9 +77,6 @@ def conv_transpose_vjp(g: GraphBuilder, node: Node, dy: str) -> Cotangents:
     """A transposed convolution is the dx of a convolution, so its dx is a convolution.
 
     The weight gradient is that of the convolution from y to x, roles swapped.
-
-    Raises:
-        UnsupportedOpError: the output's size is given instead of the pads.
     """
     x, w = node.inputs[:2]
     c = _conv_transpose_sizes(g, node)
@@ -196,10 +192,9 @@ def _conv_sizes(g: GraphBuilder, node: Node) -> Correlation:
 
 
 def _conv_transpose_sizes(g: GraphBuilder, node: Node) -> Correlation:
-    if "output_shape" in node.attributes or node.get("auto_pad", "NOTSET") != "NOTSET":
-        raise UnsupportedOpError(
-            node.op_type, node.name, "its output_shape or auto_pad must be written as pads"
-        )
+    if "output_shape" in node.attributes and node.get("auto_pad", "NOTSET") == "NOTSET":
+        # The standard pads as for SAME_LOWER where only the output's shape is given.
+        node = replace(node, attributes={**node.attributes, "auto_pad": "SAME_LOWER"})
     x, w = (g.shape(name) for name in node.inputs[:2])
     y = g.shape(node.output)
     return Correlation(

@@ -66,6 +66,24 @@ def div_jvp(g: GraphBuilder, node: Node, tangents: Tangents) -> str | None:
     return total and g("Div", total, node.inputs[1])
 
 
+def mod_vjp(g: GraphBuilder, node: Node, dy: str) -> Cotangents:
+    """y = a - n * b with n = trunc(a / b): da = dy, db = -n * dy.
+
+    Where a / b is a whole number y jumps, and the slopes are those of one side.
+    """
+    return dy, g("Neg", g("Mul", dy, _quotient(g, node)))
+
+
+def mod_jvp(g: GraphBuilder, node: Node, tangents: Tangents) -> str | None:
+    ta, tb = tangents
+    return add_all(g, ta, tb and g("Neg", g("Mul", tb, _quotient(g, node))))
+
+
+def _quotient(g: GraphBuilder, node: Node) -> str:
+    a, b = node.inputs
+    return g("Round", g("Div", g("Sub", a, node.output), b))
+
+
 def neg(g: GraphBuilder, _node: Node, t: str) -> str:
     return g("Neg", t)
 

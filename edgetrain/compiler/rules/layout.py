@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from edgetrain.compiler.build import GraphBuilder, Node
-from edgetrain.compiler.rules.base import Cotangents, Tangents, add_all
+from edgetrain.compiler.rules.base import Cotangents, Tangents
 from edgetrain.compiler.rules.shaping import reshape, sum_axes, sum_to, zeros
-from edgetrain.errors import UnsupportedOpError
 
 
 def reshape_vjp(g: GraphBuilder, node: Node, dy: str) -> Cotangents:
@@ -93,52 +92,3 @@ def depth_to_space_vjp(g: GraphBuilder, node: Node, dy: str) -> Cotangents:
 
 def space_to_depth_vjp(g: GraphBuilder, node: Node, dy: str) -> Cotangents:
     return (g("DepthToSpace", dy, blocksize=int(node.attributes["blocksize"])),)
-
-
-def pad_vjp(g: GraphBuilder, node: Node, dy: str) -> Cotangents:
-    """Cut the padding off; what is cut belongs to the padding value."""
-    x = node.inputs[0]
-    begin, end = _pads(g, node)
-    starts = [max(0, b) for b in begin]
-    stops = [n - max(0, e) for n, e in zip(g.shape(node.output), end, strict=True)]
-    axes = g.ints(*range(len(begin)))
-    inside = g("Slice", dy, g.ints(*starts), g.ints(*stops), axes)
-    lost = [max(0, -p) for p in (*begin, *end)]
-    dx = g("Pad", inside, g.ints(*lost)) if any(lost) else inside
-    if not node.input(2):
-        return (dx,)
-    every = list(range(g.rank(x)))
-    outside = g("Sub", sum_axes(g, dy, every), sum_axes(g, inside, every))
-    return dx, None, reshape(g, outside, g.shape(node.inputs[2]))
-
-
-def pad_jvp(g: GraphBuilder, node: Node, tangents: Tangents) -> str | None:
-    x = node.inputs[0]
-    tx, tv = tangents[0], (*tangents, None, None)[2]
-    begin, end = _pads(g, node)
-    padded = tx and g("Pad", tx, g.ints(*begin, *end))
-    if tv is None:
-        return padded
-    nothing = zeros(g, g.shape(x), x)
-    value = reshape(g, tv, ())
-    return add_all(g, padded, g("Pad", nothing, g.ints(*begin, *end), value))
-
-
-def _pads(g: GraphBuilder, node: Node) -> tuple[list[int], list[int]]:
-    """Padding before and after each axis of the input.
-
-    Raises:
-        UnsupportedOpError: the padding copies elements.
-    """
-    mode = node.get("mode", "constant")
-    if mode != "constant":
-        raise UnsupportedOpError(
-            node.op_type, node.name, f"its mode is {mode!r}; only 'constant' is supported"
-        )
-    rank = g.rank(node.inputs[0])
-    pads = g.value(node.inputs[1]).tolist()
-    axes = g.value(node.input(3)).tolist() if node.input(3) else range(rank)
-    begin, end = [0] * rank, [0] * rank
-    for i, axis in enumerate(axes):
-        begin[axis], end[axis] = pads[i], pads[len(pads) // 2 + i]
-    return begin, end

@@ -1,4 +1,4 @@
-"""Products of matrices: MatMul, Gemm and Einsum."""
+"""Products of matrices: MatMul and Gemm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from edgetrain.compiler.rules.shaping import (
     sum_to,
     swap_last,
 )
-from edgetrain.errors import UnsupportedOpError
 
 
 def matmul_vjp(g: GraphBuilder, node: Node, dy: str) -> Cotangents:
@@ -86,56 +85,3 @@ def gemm_jvp(g: GraphBuilder, node: Node, tangents: Tangents) -> str | None:
     if product is None:
         return g("Expand", tc, g.ints(*g.shape(node.output)))
     return g("Add", product, tc)
-
-
-def einsum_vjp(g: GraphBuilder, node: Node, dy: str) -> Cotangents:
-    """The cotangent of an operand is an Einsum of dy with the other operands.
-
-    An index that only this operand has was summed away, so it is brought back by a
-    vector of ones.
-
-    Raises:
-        UnsupportedOpError: an ellipsis, or an index twice in one term.
-    """
-    terms, result = _einsum_terms(node)
-    cotangents = []
-    for i, term in enumerate(terms):
-        operands, indices = [dy], [result]
-        for j, other in enumerate(terms):
-            if j != i:
-                operands.append(node.inputs[j])
-                indices.append(other)
-        lost = [letter for letter in term if letter not in "".join(indices)]
-        for letter in lost:
-            extent = g.shape(node.inputs[i])[term.index(letter)]
-            operands.append(g.constant(np.ones(extent, g.dtype(node.output))))
-            indices.append(letter)
-        equation = f"{','.join(indices)}->{term}"
-        cotangents.append(g("Einsum", *operands, equation=equation))
-    return tuple(cotangents)
-
-
-def einsum_jvp(g: GraphBuilder, node: Node, tangents: Tangents) -> str | None:
-    """Linear in each operand: one Einsum a tangent."""
-    _einsum_terms(node)
-    terms = []
-    for i, tangent in enumerate(tangents):
-        if tangent:
-            operands = [*node.inputs[:i], tangent, *node.inputs[i + 1 :]]
-            terms.append(g("Einsum", *operands, **node.attributes))
-    return add_all(g, *terms)
-
-
-def _einsum_terms(node: Node) -> tuple[list[str], str]:
-    equation = node.get("equation", "").replace(" ", "")
-    left, arrow, result = equation.partition("->")
-    terms = left.split(",")
-    if "..." in equation or any(len(set(t)) < len(t) for t in terms):
-        raise UnsupportedOpError(
-            node.op_type, node.name,
-            f"its equation {equation!r} has an ellipsis or repeats an index in one term;"
-            " write the indices out",
-        )  # fmt: skip
-    if not arrow:
-        result = "".join(sorted(x for x in set(left) if left.count(x) == 1 and x != ","))
-    return terms, result

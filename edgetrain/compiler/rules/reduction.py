@@ -109,6 +109,21 @@ def _slope(g: GraphBuilder, node: Node, axes: _Axes) -> str:
             return scaled(g, x, 2, x)
         case "ReduceLogSumExp":
             return g("Exp", g("Sub", x, y))
+        case "ReduceLogSum":
+            return g("Expand", g("Exp", g("Neg", y)), g.ints(*g.shape(x)))
+        case "ReduceProd":
+            return _product_slope(g, x, axes)
         case _:
             # ReduceL2: x / y. Where y is 0 so is x, and a slope of 0 is wanted, not NaN.
             return g("Div", x, g("Add", y, mask(g, "Equal", y, g.scalar(0, x), like=x)))
+
+
+def _product_slope(g: GraphBuilder, x: str, axes: _Axes) -> str:
+    """The product of the other elements, which is not y / x where x is 0."""
+    zero = g.scalar(0, x)
+    void = mask(g, "Equal", x, zero, like=x)
+    filled = g("Add", x, void)
+    product = g("ReduceProd", filled, g.ints(*axes.axes), keepdims=1)
+    others = g("Sub", sum_axes(g, void, axes.axes, keepdims=True), void)
+    alone = mask(g, "Equal", others, zero, like=x)
+    return g("Mul", g("Div", product, filled), alone)

@@ -13,6 +13,8 @@ Shape = Sequence[int]
 
 
 def reshape(g: GraphBuilder, value: str, shape: Shape) -> str:
+    if 0 in shape:
+        return g("Reshape", value, g.ints(*shape), allowzero=1)
     return g("Reshape", value, g.ints(*shape))
 
 

@@ -95,7 +95,9 @@ class OnnxRuntimeGraph:
         """See `LoadedGraph.run`."""
         kept = []
         for port in self._inputs:
-            array = feeds[port.name]
+            array = feeds.get(port.name)
+            if array is None:
+                raise EngineError(f"input {port.name!r} of the graph is not fed")
             if array.dtype != port.dtype or array.shape != port.shape:
                 raise EngineError(
                     f"input {port.name!r} is {array.dtype}{list(array.shape)},"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from edgetrain.bundle import Bundle, GraphName, GraphSpec, Role
 from edgetrain.runtime.engines.base import Array, Engine, LoadedGraph
 from edgetrain.runtime.estimators.base import Arrays, Backward, Tick
 from edgetrain.runtime.parameters import Parameters
+
+BACKWARDS: Final = (GraphName.LOSS, GraphName.BACKWARD)
 
 
 class Backprop:
@@ -24,34 +28,35 @@ class Backprop:
             for name, spec in self._specs.items()
             if name != GraphName.EVALUATE
         }
+        self._backward = next((n for n in BACKWARDS if n in self._graphs), None)
+        self._kept: frozenset[str] = frozenset()
+        if self._backward is not None:
+            inputs = self._specs[self._backward].inputs
+            roles = (Role.ACTIVATION, Role.STASH)
+            self._kept = frozenset(p.name for p in inputs if p.role in roles)
         self._stash: dict[Tick, dict[str, Array]] = {}
 
     def forward(self, tick: Tick, activations: Arrays) -> Arrays:
         """See `Estimator.forward`."""
-        if GraphName.LOSS in self._graphs:
-            self._stash[tick] = dict(activations)
-            return {}
         results = {}
         if GraphName.FORWARD in self._graphs:
             results = self._graphs[GraphName.FORWARD].run(activations)
             self._absorb_statistics(self._specs[GraphName.FORWARD], results)
         values = {**activations, **results}
-        if GraphName.BACKWARD in self._specs:
-            needed = self._specs[GraphName.BACKWARD].inputs
-            self._stash[tick] = {p.name: values[p.name] for p in needed if p.name in values}
+        if self._backward is not None:
+            self._stash[tick] = {name: values[name] for name in self._kept}
         return {spec.name: values[spec.name] for spec in self._manifest.sends}
 
     def backward(self, tick: Tick, arriving: Arrays) -> Backward:
         """See `Estimator.backward`."""
-        name = GraphName.LOSS if GraphName.LOSS in self._graphs else GraphName.BACKWARD
-        if name not in self._graphs:
+        if self._backward is None:
             return Backward(self._upstream(arriving))
-        spec = self._specs[name]
+        spec = self._specs[self._backward]
         feeds = self._stash.pop(tick)
         for port in spec.inputs:
             if port.role in (Role.COTANGENT, Role.LABELS):
                 feeds[port.name] = arriving[port.key]
-        results = self._graphs[name].run(feeds)
+        results = self._graphs[self._backward].run(feeds)
         self._parameters.accumulate()
         self._absorb_statistics(spec, results)
         ports = [p for p in spec.outputs if p.role is Role.COTANGENT]

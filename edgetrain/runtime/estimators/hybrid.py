@@ -87,15 +87,19 @@ class Hybrid:
             for layer, weight in enumerate(self._manifest.weights)
             if weight.trainable and weight.name not in exact
         }
+        self._kept = {
+            port.name
+            for name in self._graphs
+            for port in self._specs[name].inputs
+            if port.role in (Role.ACTIVATION, Role.STASH)
+        }
         self._stash: dict[Tick, dict[str, Array]] = {}
 
     def forward(self, tick: Tick, activations: Arrays) -> Arrays:
         """See `Estimator.forward`."""
         results = self._graphs[GraphName.FORWARD].run(activations)
         values = {**activations, **results}
-        readers = (GraphName.FORWARD, GraphName.CONTRACT, GraphName.CRITERION)
-        read = {p.name for n in readers if n in self._specs for p in self._specs[n].inputs}
-        self._stash[tick] = {name: values[name] for name in read if name in values}
+        self._stash[tick] = {name: values[name] for name in self._kept}
         return {spec.name: values[spec.name] for spec in self._manifest.sends}
 
     def backward(self, tick: Tick, arriving: Arrays) -> Backward:
@@ -147,7 +151,7 @@ class Hybrid:
                     part += np.float32(size) * noise[layer]
                 return self._moved.run(stash)
 
-            scalar = float(_slopes(shifted, WEIGHT_STEP, cotangents).sum()) / tangents
+            scalar = _slopes(shifted, WEIGHT_STEP, cotangents, 1).item() / tangents
             for layer, weight in self._estimated.items():
                 part = view(self._parameters.scratch, weight)
                 part += np.float32(scalar) * noise[layer]
@@ -161,6 +165,7 @@ class Hybrid:
         layers = {name: UPSTREAM_LAYER + i for i, name in enumerate(wanted)}
         for name in (n for n in wanted if n in self._inputs):
             x = stash[name]
+            samples = self._independent(x, *own.values())
             estimate = np.zeros_like(x)
             size = ACTIVATION_STEP * max(_root_mean_square(x), SMALLEST)
             tangents = self._perturbation.tangents if own else 0
@@ -171,14 +176,19 @@ class Hybrid:
                     moved = stash[name] + np.float32(step) * noise
                     return self._graphs[GraphName.FORWARD].run({**stash, name: moved})
 
-                scalars = _slopes(shifted, size, own) / tangents
-                if len(scalars) != len(x):
-                    scalars = np.full(len(x), scalars.sum())
-                estimate += (
-                    scalars.astype(x.dtype).reshape(-1, *(1,) * (x.ndim - 1)) * noise
-                )
+                scalars = _slopes(shifted, size, own, samples) / tangents
+                rows = noise.reshape(samples, -1)
+                estimate += (scalars.astype(x.dtype)[:, None] * rows).reshape(x.shape)
             found[name] = found[name] + estimate if name in found else estimate
         return found
+
+    def _independent(self, *arrays: Array) -> int:
+        """How many groups of rows have nothing to do with each other.
+
+        Those of a microbatch's samples, if all tensors begin with them; else there is one.
+        """
+        samples = self._manifest.microbatch
+        return samples if all(a.shape[:1] == (samples,) for a in arrays) else 1
 
     def _noise(self, tick: Tick, layer: int, k: int, shape: tuple[int, ...]) -> Array:
         key = NoiseKey(self._perturbation.seed, tick.step, tick.microbatch, layer, k)
@@ -186,14 +196,14 @@ class Hybrid:
 
 
 def _slopes(
-    shifted: Callable[[float], Arrays], size: float, cotangents: Arrays
+    shifted: Callable[[float], Arrays], size: float, cotangents: Arrays, samples: int
 ) -> npt.NDArray[np.float64]:
-    """<c, f(+size) - f(-size)> / 2 size, a sample, in double precision."""
+    """<c, f(+size) - f(-size)> / 2 size, of each sample, in double precision."""
     plus, minus = shifted(size), shifted(-size)
-    total: npt.NDArray[np.float64] = np.zeros(())
+    total = np.zeros(samples)
     for name, cotangent in cotangents.items():
         change = np.subtract(plus[name], minus[name], dtype=np.float64) * cotangent
-        total = total + change.reshape(len(cotangent), -1).sum(axis=1)
+        total += change.reshape(samples, -1).sum(axis=1)
     return total / (2 * size)
 
 

@@ -1,0 +1,209 @@
+"""Times of one training step beside PyTorch's, as ratios of interleaved runs.
+
+    python benchmarks/step.py [--models mlp,lenet] [--batches 1,8,32] [--compile] [--json F]
+
+Needs the oracle environment (`make oracle`). One thread, SGD. The columns:
+
+    fused      loss, gradients and update of the whole model, one graph
+    split      all but the last layer as a stage of its own: forward, stash, backward
+    floor      three times a forward with constant weights
+    compile    torch.compile, with --compile
+
+each divided by a step of PyTorch eager in the same round; medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import networks
+import numpy as np
+import onnx
+import onnxruntime as ort
+import torch
+
+from edgetrain.bundle import Bundle, Mode
+from edgetrain.compiler.cut import CutFinder
+from edgetrain.compiler.export import export
+from edgetrain.compiler.normalise import normalise
+from edgetrain.compiler.program import Program
+from edgetrain.compiler.stage import Recipe, compile_stages
+from edgetrain.compiler.trainable import select_trainable
+from edgetrain.optimizer_spec import LRSpec, OptimizerSpec
+from edgetrain.runtime.engines.onnxruntime import OnnxRuntimeEngine
+from edgetrain.runtime.estimators.base import Tick
+from edgetrain.runtime.stage import Stage
+
+LR = 1e-3
+OPTIMIZER = OptimizerSpec("sgd", LRSpec(LR))
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One network at one batch size; milliseconds of eager, and ratios to it."""
+
+    model: str
+    batch: int
+    eager_ms: float
+    fused: float
+    split: float
+    floor: float
+    compiled: float | None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(networks.NETWORKS))
+    parser.add_argument("--batches", default="1,8,32")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for name in options.models.split(","):
+        for batch in map(int, options.batches.split(",")):
+            row = measure(name, batch, options.rounds, compiled=options.compile)
+            print(_line(row), flush=True)
+            rows.append(row)
+    for column in ("fused", "split"):
+        values = [getattr(row, column) for row in rows]
+        print(f"geometric mean {column}: {statistics.geometric_mean(values):.3f}")
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+
+
+def measure(name: str, batch: int, rounds: int, *, compiled: bool) -> Row:
+    torch.manual_seed(0)
+    model = networks.NETWORKS[name].make()
+    x = torch.randn(batch, *networks.NETWORKS[name].shape)
+    labels = torch.randint(networks.CLASSES, (batch,))
+    original = exported(model, x)
+    program = normalise(original, batch=batch)
+    steps: dict[str, Step] = {
+        "eager": torch_step(model.train(), x, labels),
+        "fused": our_step(_bundles(program, split=False), x.numpy(), labels.numpy()),
+        "split": our_step(_bundles(program, split=True), x.numpy(), labels.numpy()),
+        "floor": forward_step(export(original, program, {}), x.numpy()),
+    }
+    if compiled:
+        steps["compile"] = torch_step(torch.compile(model), x, labels)
+    times = interleave(steps, rounds)
+    eager = np.array(times["eager"])
+    ratio = {k: float(np.median(np.array(v) / eager)) for k, v in times.items()}
+    return Row(
+        name,
+        batch,
+        1e3 * float(np.median(eager)),
+        ratio["fused"],
+        ratio["split"],
+        3 * ratio["floor"],
+        ratio.get("compile"),
+    )
+
+
+def exported(model: torch.nn.Module, x: torch.Tensor) -> onnx.ModelProto:
+    """The file a user would have: BatchNorm kept apart, batch left open."""
+    torch.backends.mha.set_fastpath_enabled(False)
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model.eval(),
+            (x,),
+            buffer,
+            dynamo=False,
+            input_names=["x"],
+            output_names=["y"],
+            dynamic_axes={"x": {0: "batch"}, "y": {0: "batch"}},
+            training=torch.onnx.TrainingMode.PRESERVE,
+            do_constant_folding=False,
+        )
+    return onnx.load_from_string(buffer.getvalue())
+
+
+def torch_step(model: torch.nn.Module, x: torch.Tensor, labels: torch.Tensor) -> Step:
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def our_step(bundles: Sequence[Bundle], x: np.ndarray, labels: np.ndarray) -> Step:
+    engine = OnnxRuntimeEngine()
+    stages = [Stage(b, engine, OPTIMIZER, microbatches=1, seed=0) for b in bundles]
+    tick = Tick(0, 0)
+
+    def step() -> None:
+        values = {"x": x}
+        for stage in stages:
+            values = stage.forward(tick, values)
+        arriving = {"labels": labels}
+        for stage in reversed(stages):
+            arriving = stage.backward(tick, arriving).cotangents
+        for stage in stages:
+            stage.update(0)
+
+    return step
+
+
+def forward_step(model: onnx.ModelProto, x: np.ndarray) -> Step:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = ort.InferenceSession(model.SerializeToString(), options)
+
+    def step() -> None:
+        session.run(None, {"x": x})
+
+    return step
+
+
+def interleave(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each, a few runs a round, after a warm-up."""
+    for step in steps.values():
+        for _ in range(3):
+            step()
+    start = time.perf_counter()
+    steps["eager"]()
+    repeats = max(1, int(0.02 / max(time.perf_counter() - start, 1e-6)))
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            for _ in range(repeats):
+                step()
+            times[name].append((time.perf_counter() - start) / repeats)
+    return times
+
+
+def _bundles(program: Program, *, split: bool) -> list[Bundle]:
+    trainable = select_trainable(program, "all")
+    cuts = CutFinder(program, trainable).valid()[-1:] if split else ()
+    modes = (Mode.VJP,) * (len(cuts) + 1)
+    return compile_stages(program, cuts, Recipe(trainable, "softmax_cross_entropy", modes))
+
+
+def _line(row: Row) -> str:
+    text = (
+        f"{row.model:10} batch {row.batch:3}  eager {row.eager_ms:8.2f} ms"
+        f"  fused {row.fused:5.2f}  split {row.split:5.2f}  floor {row.floor:5.2f}"
+    )
+    return text if row.compiled is None else f"{text}  compile {row.compiled:5.2f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Attention rows of which a mask leaves nothing: no value there, and no derivative.
+
+Softmax of a row of minus infinities is not a number. Exported attention replaces such
+rows by zeros afterwards, which mends the values but not the derivatives: 0 times NaN is
+NaN. So the scores are bounded below before the Softmax, where no finite one is touched.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from edgetrain.compiler.tidy import set_nodes
+
+LOWEST: Final = float(np.finfo(np.float32).min)
+_LOWEST: Final = "et/lowest"
+_ALIASES: Final = frozenset({"Cast", "Identity"})
+
+
+def guard_masked_rows(graph: onnx.GraphProto) -> None:
+    """Bound the scores of each Softmax that a Where corrects, in place.
+
+    What the graph computes stays the same, but for rows that it computes as NaN and does
+    not replace.
+
+    Args:
+        graph: at our opset, float32, its nodes sorted.
+    """
+    makers = {name: node for node in graph.node for name in node.output}
+    guarded: dict[str, onnx.NodeProto] = {}
+    tests: dict[str, onnx.NodeProto] = {}
+    for node in graph.node:
+        if node.op_type == "Where":
+            test = makers.get(node.input[0])
+            for softmax in filter(None, (_softmax(makers, x) for x in node.input[1:])):
+                guarded[softmax.output[0]] = softmax
+                if test is not None and test.op_type == "IsNaN":
+                    tests[test.output[0]] = softmax
+    if not guarded:
+        return
+    kept: list[onnx.NodeProto] = []
+    for node in graph.node:
+        if node.output[0] in tests:
+            kept += _row_test(tests[node.output[0]], node.output[0])
+            continue
+        if node.output[0] in guarded:
+            kept.append(_bound(node))
+        kept.append(node)
+    bounds = {_LOWEST: np.array(LOWEST, np.float32)}
+    axes = {
+        _axis_name(axis): np.array([axis], np.int64) for axis in map(_axis, tests.values())
+    }
+    for name, value in {**bounds, **axes}.items():
+        graph.initializer.append(numpy_helper.from_array(value, name))
+    set_nodes(graph, kept)
+
+
+def _bound(softmax: onnx.NodeProto) -> onnx.NodeProto:
+    """Let a Softmax read bounded scores, which the returned node makes."""
+    given, scores = softmax.input[0], _scores(softmax)
+    softmax.input[0] = scores
+    return helper.make_node("Clip", [given, _LOWEST], [scores])
+
+
+def _row_test(softmax: onnx.NodeProto, result: str) -> list[onnx.NodeProto]:
+    """Whether the largest score of a row is the bound: as a NaN told before."""
+    largest = f"{result}/largest"
+    return [
+        helper.make_node(
+            "ReduceMax", [_scores(softmax), _axis_name(_axis(softmax))], [largest]
+        ),
+        helper.make_node("Equal", [largest, _LOWEST], [result]),
+    ]
+
+
+def _scores(softmax: onnx.NodeProto) -> str:
+    return f"{softmax.output[0]}/bounded_scores"
+
+
+def _axis(softmax: onnx.NodeProto) -> int:
+    return next((int(a.i) for a in softmax.attribute if a.name == "axis"), -1)
+
+
+def _axis_name(axis: int) -> str:
+    return f"et/axis_{axis}"
+
+
+def _softmax(makers: dict[str, onnx.NodeProto], name: str) -> onnx.NodeProto | None:
+    """The Softmax that makes a value, but for casts and copies."""
+    node = makers.get(name)
+    while node is not None and node.op_type in _ALIASES:
+        node = makers.get(node.input[0])
+    return node if node is not None and node.op_type == "Softmax" else None

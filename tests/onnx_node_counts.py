@@ -1,0 +1,3 @@
+COUNTED_WITH = ""
+LAWFUL = {}
+LEFT_OUT = {}

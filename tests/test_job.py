@@ -1,0 +1,60 @@
+"""What a run checks before it asks any device for anything."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from small_models import build, normal
+
+from coordinator.job import prepare
+from edgetrain.config import DataConfig, ModelConfig, RunConfig
+from edgetrain.errors import ConfigError, DataError, UnsupportedOpError
+from edgetrain.train_config import TrainConfig
+
+TRAIN = TrainConfig(batch_size=4, microbatches=2, steps=1)
+
+
+def open_image(extra=()):
+    """A classifier of [N, 1, height, width] images of any size."""
+    node = onnx.helper.make_node
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], "conv", pads=[1, 1, 1, 1]),
+        *extra,
+        node("GlobalAveragePool", ["c" if not extra else "d"], ["p"], "pool"),
+        node("Flatten", ["p"], ["y"], "flat"),
+    ]
+    tensors = {"w": normal(3, 1, 3, 3)}
+    return build(nodes, [("x", ["N", 1, "height", "width"])], ["y"], tensors)
+
+
+def config(folder, model, shape=(8, 1, 6, 5), **settings):
+    onnx.save(model, folder / "m.onnx")
+    np.savez(folder / "d.npz", x=normal(*shape), labels=np.arange(8) % 3)
+    return RunConfig(
+        ModelConfig(folder / "m.onnx", **settings), DataConfig(folder / "d.npz"), TRAIN
+    )
+
+
+def test_extents_the_file_leaves_open_come_from_the_data(tmp_path):
+    job = prepare(config(tmp_path, open_image()))
+    assert job.program.inputs[0].shape == (2, 1, 6, 5)
+
+
+def test_extents_that_are_said_must_fit_the_data(tmp_path):
+    shapes = {"x": (1, 7, 7)}
+    with pytest.raises(DataError, match=r"'x'"):
+        prepare(config(tmp_path, open_image(), shapes=shapes))
+    with pytest.raises(ConfigError, match=r"shapes\.x"):
+        ModelConfig(tmp_path / "m.onnx", shapes={"x": (1, 0)})
+
+
+def test_an_op_without_a_rule_is_known_before_any_device_is_asked(tmp_path):
+    det = onnx.helper.make_node("Det", ["c"], ["e"], "the_det")
+    back = onnx.helper.make_node("Reshape", ["e", "shape"], ["d"], "back")
+    model = open_image((det, back))
+    model.graph.initializer.append(
+        onnx.numpy_helper.from_array(np.array([-1, 3, 1, 1]), "shape")
+    )
+    with pytest.raises(UnsupportedOpError, match=r"Det.*the_det"):
+        prepare(config(tmp_path, model, shape=(8, 1, 6, 6)))

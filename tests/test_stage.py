@@ -1,0 +1,144 @@
+"""A stage's warm-up, its memory, its update, and the manifests it refuses."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from edgetrain.bundle import GraphName, Mode, Role, view
+from edgetrain.errors import BundleError
+from edgetrain.optimizer_spec import LRSpec, OptimizerSpec
+from edgetrain.runtime.parameters import COMMITS_KEPT, RUN_AHEAD, Parameters, commits_kept
+from edgetrain.runtime.stage import Stage, check_complete, required_bytes
+from tests.cut_models import samples
+from tests.stage_runs import (
+    ENGINE,
+    FIRST,
+    OPTIMIZER,
+    compiled,
+    finder,
+    stages_of,
+    train_pass,
+)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("name", ["residual", "tokens", "deep"])
+def test_the_warm_up_leaves_no_trace(name, mode):
+    """Neither in the weights, nor in running statistics, gradients or the stash."""
+    cuts = finder(name).valid()[:2]
+    for bundle in compiled(name, cuts, modes=[mode] * 3):
+        (stage,) = stages_of([bundle])
+        timing = stage.warm_up()
+        assert timing.forward_s >= 0
+        assert timing.backward_s >= 0
+        assert np.array_equal(stage.parameters.weights, bundle.weights)
+        assert not stage.parameters.gradient.any()
+        assert stage.stash_bytes == 0
+        assert np.array_equal(stage.parameters.committed(-1), bundle.weights)
+
+
+def test_a_warmed_up_stage_trains_as_a_cold_one():
+    cold, warm = stages_of(compiled("residual")), stages_of(compiled("residual"))
+    warm[0].warm_up()
+    for _ in range(2):
+        for stages in (cold, warm):
+            train_pass(stages, samples("residual"))
+            stages[0].update(0)
+    assert np.array_equal(cold[0].parameters.weights, warm[0].parameters.weights)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4])
+def test_an_update_takes_the_mean_over_microbatches(microbatches):
+    (bundle,) = compiled("deep")
+    stage = Stage(bundle, ENGINE, OPTIMIZER, microbatches=microbatches, seed=0)
+    total = np.zeros_like(stage.parameters.gradient)
+    stage.parameters.begin_step()
+    for m in range(microbatches):
+        (other,) = stages_of([bundle])
+        feeds = samples("deep", m)
+        train_pass([other], feeds)
+        total += other.parameters.gradient
+        tick = FIRST._replace(microbatch=m)
+        stage.forward(tick, {"x": feeds["x"]})
+        stage.backward(tick, {"labels": feeds["labels"]})
+    mean = total / microbatches
+    assert stage.square_sum() == pytest.approx(float(np.square(mean).sum()), rel=1e-5)
+    stage.update(0)
+    expected = bundle.weights - np.float32(OPTIMIZER.lr.base) * mean
+    np.testing.assert_allclose(stage.parameters.weights, expected, atol=1e-6)
+
+
+def test_commits_are_kept_and_forgotten():
+    (bundle,) = compiled("deep")
+    parameters = Parameters(bundle)
+    for step in range(5):
+        parameters.weights[...] = step
+        parameters.commit(step)
+        parameters.weights[...] = -7
+    kept = [step for step in range(-1, 6) if parameters.committed(step) is not None]
+    assert kept == [4 - n for n in reversed(range(COMMITS_KEPT))]
+    for step in kept:
+        assert (parameters.committed(step) == step).all()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "states"),
+    [
+        (OptimizerSpec("sgd", LRSpec(0.1)), 0),
+        (OptimizerSpec("sgd", LRSpec(0.1), momentum=0.9), 1),
+        (OptimizerSpec("adam", LRSpec(0.1)), 2),
+    ],
+)
+@pytest.mark.parametrize("mode", [Mode.VJP, Mode.HYBRID])
+def test_the_memory_asked_for_is_what_is_allocated(optimizer, states, mode):
+    """Weights, commits, gradient, scratch, optimizer state, and a stash a microbatch."""
+    cut = finder("deep").named("t2")
+    bundle = compiled("deep", [cut], modes=[mode, Mode.VJP])[0]
+    manifest = bundle.manifest
+    copies = 1 + COMMITS_KEPT + (mode is Mode.HYBRID)
+    buffers = copies * manifest.elements + (2 + states) * manifest.trainable_elements
+    none = required_bytes(manifest, optimizer, -1)
+    assert none == 4 * buffers
+    one = required_bytes(manifest, optimizer, 0) - none
+    assert required_bytes(manifest, optimizer, 5) == none + 6 * one
+    (stage,) = stages_of([bundle])
+    stage.forward(FIRST, {"x": samples("deep")["x"]})
+    assert one >= stage.stash_bytes > 0
+
+
+def test_only_a_stage_that_nothing_holds_back_needs_more_commits():
+    bundles = compiled("deep", finder("deep").valid()[:2], trainable="last:1")
+    kept = [commits_kept(bundle.manifest) for bundle in bundles]
+    assert kept == [COMMITS_KEPT + RUN_AHEAD] * 2 + [COMMITS_KEPT]
+    bundles = compiled("deep", finder("deep").valid()[:2])
+    assert {commits_kept(bundle.manifest) for bundle in bundles} == {COMMITS_KEPT}
+
+
+@pytest.mark.parametrize(
+    ("mode", "missing", "words"),
+    [
+        (Mode.VJP, GraphName.EVALUATE, "no graph 'evaluate'"),
+        (Mode.VJP, GraphName.LOSS, "no loss"),
+        (Mode.HYBRID, GraphName.FORWARD, "no graph 'forward'"),
+        (Mode.HYBRID, GraphName.CRITERION, "no loss"),
+    ],
+)
+def test_a_manifest_without_its_graphs_is_refused(mode, missing, words):
+    (bundle,) = compiled("deep", modes=[mode])
+    check_complete(bundle.manifest)
+    graphs = {n: g for n, g in bundle.manifest.graphs.items() if n != missing}
+    with pytest.raises(BundleError, match=words):
+        check_complete(msgspec.structs.replace(bundle.manifest, graphs=graphs))
+
+
+def test_graphs_read_the_weights_and_write_the_gradients_where_they_are():
+    (bundle,) = compiled("deep")
+    parameters = Parameters(bundle)
+    held = parameters.held(bundle.manifest.graphs[GraphName.LOSS])
+    for port in bundle.manifest.graphs[GraphName.LOSS].ports(Role.GRADIENT):
+        assert np.shares_memory(held[port.name], parameters.scratch)
+        assert np.shares_memory(held[port.key], parameters.weights)
+        shape = view(parameters.weights, parameters.spec(port.key)).shape
+        assert held[port.name].shape == held[port.key].shape == shape
