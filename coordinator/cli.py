@@ -157,15 +157,25 @@ def grad(  # noqa: PLR0913  one parameter an option
         typer.Option("--wrt", metavar="REGEX", help="Weights, or last:N; repeatable."),
     ] = None,
     batch: Annotated[int, typer.Option("--batch", help="Samples.")] = 1,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option("--shape", metavar="IN=3,8", help="Where open; without the batch."),
+    ] = None,
     weights: Annotated[
         Path | None, typer.Option("--weights", metavar="F", help="Their values, .npz.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a model and its derivative as one ONNX file for any runtime."""
-    options = tuple(loss_option or ())
     request = grad_command.Request(
-        mode, loss, options, output or "", tuple(wrt or ()), batch, weights
+        mode=mode,
+        loss=loss,
+        loss_options=loss_option or (),
+        output=output or "",
+        wrt=wrt or (),
+        batch=batch,
+        shapes=shape or (),
+        weights=weights,
     )
     grad_command.show(grad_command.write(model, out, request), as_json=as_json)
 

@@ -29,6 +29,8 @@ class Request:
     Attributes:
         loss_options: each as ``key=value``.
         wrt: patterns; empty: all weights.
+        shapes: of inputs that the file leaves open, each as ``name=3,224,224``, without
+            the batch.
         weights: a file to write the values of the weights to; None: none.
     """
 
@@ -38,6 +40,7 @@ class Request:
     output: str = ""
     wrt: Sequence[str] = ()
     batch: int = 1
+    shapes: Sequence[str] = ()
     weights: Path | None = None
 
 
@@ -79,6 +82,7 @@ def write(model: Path, out: Path, request: Request) -> Written:
         output=request.output,
         wrt=wrt,
         batch=request.batch,
+        shapes=dict(map(_shape, request.shapes)),
     )
     data = result.SerializeToString()
     _save(out, data)
@@ -106,6 +110,17 @@ def show(written: Written, *, as_json: bool) -> None:
     ]
     print_table((Column("is"), Column("name"), Column("type"), Column("shape")), rows)
     print(f"wrote {written.path}, {bytes_text(written.size_bytes)}")
+
+
+def _shape(assignment: str) -> tuple[str, tuple[int, ...]]:
+    name, _, text = assignment.rpartition("=")
+    extents = text.split(",") if text else []
+    if not name or not all(extent.strip().isdecimal() for extent in extents):
+        raise ConfigError(
+            f"--shape {assignment!r} is not of the form input=3,224,224, the extents"
+            " without the batch"
+        )
+    return name, tuple(map(int, extents))
 
 
 def _save(path: Path, data: bytes) -> None:

@@ -200,7 +200,7 @@ class Bundle:
         """
         try:
             packed = msgspec.msgpack.decode(data, type=_Packed)
-        except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
+        except (msgspec.DecodeError, ConfigError) as error:
             raise BundleError(f"not a bundle: {error}") from error
         manifest = packed.manifest
         if manifest.format != FORMAT:

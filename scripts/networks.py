@@ -115,6 +115,18 @@ class UNet(nn.Module):
         return self.head(self.mix1(torch.cat([self.up1(d), a], 1)))
 
 
+def _layers(*, norm_first: bool) -> nn.TransformerEncoder:
+    """Two encoder layers of width 32; PyTorch makes the second a copy of the first."""
+    layer = nn.TransformerEncoderLayer(
+        32, 4, 64, dropout=0.0, activation="gelu", batch_first=True, norm_first=norm_first
+    )
+    layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    for parameter in layers.parameters():
+        if parameter.ndim > 1:
+            nn.init.xavier_uniform_(parameter)
+    return layers
+
+
 class Encoder(nn.Module):
     """Tokens [N, T] to [N, T, 100]: a language model, its head tied to its embedding."""
 
@@ -122,10 +134,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(100, 32)
         self.position = nn.Parameter(torch.randn(16, 32) * 0.1)
-        layer = nn.TransformerEncoderLayer(
-            32, 4, 64, dropout=0.0, activation="gelu", batch_first=True
-        )
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.layers = _layers(norm_first=False)
         self.head = nn.Linear(32, 100, bias=False)
         self.head.weight = self.embed.weight
 
@@ -141,10 +150,7 @@ class ViT(nn.Module):
         self.patch = nn.Conv2d(3, 32, 8, 8)
         self.token = nn.Parameter(torch.randn(1, 1, 32) * 0.1)
         self.position = nn.Parameter(torch.randn(1, 17, 32) * 0.1)
-        layer = nn.TransformerEncoderLayer(
-            32, 4, 64, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
-        )
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.layers = _layers(norm_first=True)
         self.norm = nn.LayerNorm(32)
         self.head = nn.Linear(32, CLASSES)
 

@@ -32,10 +32,10 @@ Array = npt.NDArray[Any]
 STEPS: Final = 20
 LEARNING_RATES: Final = (1e-3, 1e-4, 1e-5)
 GRADIENT_TOLERANCE: Final = 1e-2
-_DIRECTIONS: Final = 6
+_DIRECTIONS: Final = 4
 # Parts of the loss that a difference step should change: rounding spoils the small ones,
 # kinks the large ones. No step is longer than a part of the weights.
-_PARTS: Final = (1e-2, 3e-3, 1e-3, 3e-4)
+_PARTS: Final = (3e-3, 3e-4, 3e-5, 3e-6)
 _LONGEST: Final = 1e-2
 _SMALLEST_SCALE: Final = 1e-2
 # What a file that can hold one value only, or repeats a tensor, has to become.

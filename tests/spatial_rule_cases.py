@@ -52,6 +52,20 @@ TRANSPOSED: dict[str, Convolution] = {
         {"strides": [2, 2], "pads": [1] * 4, "output_padding": [1, 1]},
     ),
     "one axis": ((2, 3, 5), (3, 2, 2), {"strides": [2]}),
+    "output shape": (
+        (1, 3, 4, 5), (3, 2, 3, 4), {"strides": [2, 2], "output_shape": [8, 9]}
+    ),
+    "larger output": (
+        (1, 3, 4, 4), (3, 2, 3, 3),
+        {"output_shape": [8, 7], "strides": [2, 2], "output_padding": [1, 0]},
+    ),
+    "same upper": (
+        (1, 3, 4, 5), (3, 2, 4, 3), {"strides": [2, 2], "auto_pad": "SAME_UPPER"}
+    ),
+    "same lower": (
+        (1, 3, 4, 5), (3, 2, 4, 3), {"strides": [2, 1], "auto_pad": "SAME_LOWER"}
+    ),
+    "auto valid": ((1, 3, 4, 5), (3, 2, 4, 3), {"auto_pad": "VALID"}),
     "point": ((2, 3, 4, 4), (3, 5, 1, 1), {}),
 }  # fmt: skip
 

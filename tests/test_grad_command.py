@@ -63,6 +63,18 @@ def test_the_weights_may_be_written_beside_it(tmp_path):
         np.testing.assert_array_equal(weights["file"], normal(2, 3))
 
 
+def test_an_open_shape_may_be_given(tmp_path, capsys):
+    model = build([helper.make_node("Sin", ["x"], ["y"])], [("x", ["N", "T", 2])], ["y"])
+    onnx.save(model, tmp_path / "m.onnx")
+    arguments = ["grad", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "g.onnx")]
+    assert main([*arguments, "--mode", "jvp", "--batch", "3"]) == 2
+    assert "'T'" in capsys.readouterr().err
+    shape = ["--shape", "x=5,2", "--json"]
+    assert main([*arguments, "--mode", "jvp", "--batch", "3", *shape]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert [spec["shape"] for spec in facts["outputs"]] == [[3, 5, 2]] * 2
+
+
 def test_people_see_inputs_weights_and_outputs(model, tmp_path, capsys):
     out = tmp_path / "g.onnx"
     assert main(["grad", str(model), "-o", str(out)]) == 0
@@ -81,6 +93,7 @@ def test_people_see_inputs_weights_and_outputs(model, tmp_path, capsys):
         (["-o", "g.onnx", "--loss", "mse", "--loss-option", "delta=2"], 2, "takes: none"),
         (["-o", "g.onnx", "--loss-option", "dlta=2"], 2, "did you mean 'delta'"),
         (["-o", "g.onnx", "--loss-option", "delta"], 2, "key=value"),
+        (["-o", "g.onnx", "--shape", "x=a"], 2, "input=3,224,224"),
         (["-o", "g.onnx", "--wrt", "w9"], 2, "matches no weight"),
         ([], 2, "Missing option '-o'"),
     ],

@@ -16,7 +16,12 @@ FLOAT_EPSILON = float(np.finfo(np.float32).eps)
 # Ops that draw anew on every run.
 REDRAWN = {"Dropout"}
 # Ops of which some case lies at a kink, a jump, a pole or infinity, in some elements.
-KINKED: set[str] = set()
+KINKED = {
+    "Atanh", "Attention", "BatchNormalization", "Cast", "CastLike", "Elu", "LSTM",
+    "LeakyRelu", "LogSoftmax", "LpNormalization", "MaxPool", "Pow", "ReduceLogSum",
+    "ReduceLogSumExp", "ReduceMax", "ReduceMin", "ScatterND", "Selu",
+    "SoftmaxCrossEntropyLoss", "Tan", "ThresholdedRelu",
+}  # fmt: skip
 
 
 def session(model: onnx.ModelProto) -> ort.InferenceSession:
@@ -96,6 +101,7 @@ class Differences:
 
 @pytest.mark.parametrize("op", LAWFUL)
 def test_every_case_of_an_op_obeys_the_laws(op: str) -> None:
+    compared = 0
     for case in node_cases()[0][op]:
         assert mismatch(case) <= LAW, case.name
         if op in REDRAWN:
@@ -103,8 +109,10 @@ def test_every_case_of_an_op_obeys_the_laws(op: str) -> None:
         differences = Differences(case)
         for output in case.ahead:
             assert not differences.wrong(output).any(), case.name
+            compared += int(differences.smooth(output).sum())
             if op not in KINKED:
                 assert differences.smooth(output).all(), case.name
+    assert compared or op in REDRAWN
 
 
 def test_no_case_is_left_out_silently() -> None:

@@ -176,8 +176,7 @@ def test_a_run_that_diverges_ends_and_keeps_finite_weights(run, trainable):
     assert all(np.isfinite(value).all() for value in found.values())
 
 
-def test_two_stages_never_share_a_device(run):
-    """More stages than devices, or than the model has places to cut, are refused."""
+def test_more_stages_than_places_to_cut_are_refused(run):
     session, folder = run.session("late_input", 4)
     with pytest.raises(PlanError, match="only 2 valid cuts"):
         session.train(folder / "out")

@@ -71,10 +71,7 @@ def test_an_unknown_op_matters_only_on_a_path() -> None:
 
 REFUSED = {
     "negative alpha": node("LeakyRelu", "x", "y", alpha=-0.1),
-    "reflection": node("Pad", "x pads", "y", mode="reflect"),
-    "ellipsis": node("Einsum", "x", "y", equation="...i->..."),
     "trace": node("Einsum", "x", "y", equation="ii->i"),
-    "output shape": node("ConvTranspose", "image w", "y", output_shape=[4, 4]),
     "running mean": node("BatchNormalization", "x c c c c", "y m v", training_mode=1),
     "no axis": node("ReduceSumSquare", "x none", "y", noop_with_empty_axes=1),
 }
@@ -82,12 +79,11 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_a_rule_cannot_do_it_refuses(case: str) -> None:
-    inputs = {"x": normal(3, 3), "image": normal(1, 2, 3, 3), "w": normal(2, 1, 2, 2)}
-    inputs["c"] = normal(3)
-    constants = {"pads": np.array([1, 1, 1, 1]), "none": np.zeros(0, np.int64)}
+    inputs = {"x": normal(3, 3), "c": normal(3)}
+    constants = {"none": np.zeros(0, np.int64)}
     graph = Graph([REFUSED[case]], inputs, constants)
     with pytest.raises(UnsupportedOpError, match=REFUSED[case].op_type):
-        vjp(graph.g, graph.nodes, {"y": graph.seed("y")}, ["x", "image"])
+        vjp(graph.g, graph.nodes, {"y": graph.seed("y")}, ["x"])
 
 
 def test_axes_computed_at_run_time_are_refused_by_name() -> None:

@@ -28,7 +28,6 @@ FUNCTIONS: Final[Mapping[str, int]] = {
     "CausalConvWithState": 27,
     "CenterCropPad": 18,
     "GroupNormalization": 21,
-    "LinearAttention": 27,
     "RMSNormalization": 23,
     "RotaryEmbedding": 23,
     "SwiGLU": 28,

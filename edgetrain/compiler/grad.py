@@ -112,8 +112,8 @@ def _read(model: Model) -> tuple[onnx.ModelProto, str]:
 
 
 def _selected(program: Program, wrt: str | Sequence[str]) -> frozenset[str]:
-    if not wrt:
-        return frozenset()
+    if not wrt or (wrt == "all" and program.weights.keys() <= program.states):
+        return frozenset()  # the inputs may still be differentiated by
     return select_trainable(program, wrt, place="wrt")
 
 

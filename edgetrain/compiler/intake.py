@@ -21,7 +21,7 @@ BFLOAT16: Final = frozenset({TensorProto.BFLOAT16})
 OTHER_FLOATS: Final = frozenset({TensorProto.FLOAT16, TensorProto.DOUBLE})
 _QUANTISED: Final = re.compile("^Q|Quantize|NBits|Integer")
 # Attributes that name the element type of a node's output.
-_TYPE_ATTRIBUTES: Final = frozenset({"to", "dtype", "output_dtype"})
+_TYPE_ATTRIBUTES: Final = frozenset({"to", "dtype", "output_dtype", "softmax_precision"})
 
 
 def opset(model: onnx.ModelProto) -> int:

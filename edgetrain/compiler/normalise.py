@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import onnx
 
@@ -14,14 +12,22 @@ from edgetrain.compiler import agreement, intake, quantised, sites, ties, weight
 from edgetrain.compiler import shapes as static
 from edgetrain.compiler.build import tensor_spec
 from edgetrain.compiler.decompose import decompose
+from edgetrain.compiler.draft import (
+    Draft,
+    held_constants,
+    listing,
+    remark_dropout,
+    remark_frozen,
+    remark_integers,
+    remark_sharing,
+    remark_types,
+)
 from edgetrain.compiler.fold import convert, fold, fold_control_flow
 from edgetrain.compiler.masked_rows import guard_masked_rows
-from edgetrain.compiler.program import IR_VERSION, Program, Tie
+from edgetrain.compiler.program import IR_VERSION, Program
 from edgetrain.compiler.tidy import (
-    all_nodes,
     drop_aliases,
     drop_dead,
-    graphs,
     lift_constants,
     settle_casts,
     subgraphs,
@@ -30,41 +36,6 @@ from edgetrain.errors import EngineError, GraphError
 
 Array = npt.NDArray[Any]
 Shapes = Mapping[str, tuple[int, ...]]
-_NAMED: Final = 4  # names that a remark lists before it only counts
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A model on its way to a Program.
-
-    Attributes:
-        feeds: random data inputs.
-        constants: the tensors that the file itself holds.
-        tie: matrices that are equal become one weight.
-        integers: how many tensors of the file are quantised.
-    """
-
-    model: onnx.ModelProto
-    batch: int
-    feeds: dict[str, Array]
-    constants: frozenset[str]
-    tie: bool
-    weights: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
-    remarks: list[str] = field(default_factory=list)
-    tolerance: float = agreement.TOLERANCE
-    ties: tuple[Tie, ...] = ()
-    integers: int = 0
-
-    @property
-    def all_feeds(self) -> dict[str, Array]:
-        return {**self.feeds, **self.weights}
-
-    def trial(
-        self, original: onnx.ModelProto, extents: Mapping[str, int]
-    ) -> agreement.Trial:
-        return agreement.Trial(
-            original, self.model, self.weights, self.batch, extents, self.tolerance
-        )
 
 
 def normalise(
@@ -103,9 +74,9 @@ def normalise(
     extents = static.bind(work.graph, batch, shapes or {})
     sample = agreement.sample(work.graph, max([batch, *extents.values()]))
     feeds = agreement.leading(sample, dict.fromkeys(sample, batch))
-    draft = _Draft(work, batch, feeds, _constants(original.graph, fixed or ()), tie)
-    _remark_types(draft, widened)
-    _remark_integers(draft)
+    draft = Draft(work, batch, feeds, held_constants(original.graph, fixed or ()), tie)
+    remark_types(draft, widened)
+    remark_integers(draft)
     foreign = {name: extent for name, extent in extents.items() if extent != batch}
     try:
         _rewrite(draft, sites.find(model), foreign)
@@ -134,16 +105,16 @@ def _explained(
 
 
 def _rewrite(
-    draft: _Draft, held: Mapping[str, sites.Site], foreign: Mapping[str, int]
+    draft: Draft, held: Mapping[str, sites.Site], foreign: Mapping[str, int]
 ) -> None:
     """Take the draft's model to its final form, collecting weights and remarks."""
-    _remark_dropout(draft)
+    remark_dropout(draft)
     narrowed = intake.to_float32(draft.model)
     if "float16" in narrowed:
         draft.tolerance = agreement.HALF_TOLERANCE
     if narrowed:
         draft.feeds = agreement.as_float32(draft.feeds)
-    _remark_types(draft, narrowed)
+    remark_types(draft, narrowed)
     _lift_weights(draft, held)
     if any(any(subgraphs(node)) for node in draft.model.graph.node):
         fold_control_flow(draft.model, lambda: _lift_weights(draft, held))
@@ -163,11 +134,11 @@ def _rewrite(
     _freeze_quantised(draft)
     draft.model = static.complete(draft.model, draft.all_feeds)
     draft.model.ir_version = IR_VERSION
-    _remark_sharing(draft)
-    _remark_frozen(draft)
+    remark_sharing(draft)
+    remark_frozen(draft)
 
 
-def _rebatch(draft: _Draft, foreign: Mapping[str, int]) -> None:
+def _rebatch(draft: Draft, foreign: Mapping[str, int]) -> None:
     for old in set(foreign.values()):
         changed = static.rebatch(draft.model.graph, draft.feeds, old, draft.batch)
         if changed:
@@ -177,21 +148,21 @@ def _rebatch(draft: _Draft, foreign: Mapping[str, int]) -> None:
             )
 
 
-def _lift_weights(draft: _Draft, held: Mapping[str, sites.Site]) -> None:
+def _lift_weights(draft: Draft, held: Mapping[str, sites.Site]) -> None:
     graph = draft.model.graph
     lift_constants(graph)
     copies = weights.unshare(graph, held)
     if copies:
         draft.remarks.append(
             "Merged with a tensor of equal value when the file was exported, and tensors of"
-            f" their own from now on: {_names(copies)}."
+            f" their own from now on: {listing(copies)}."
         )
     if not any(any(subgraphs(node)) for node in graph.node):
         drop_aliases(graph)
     draft.weights.update(weights.lift(graph, held))
 
 
-def _drop_unused(draft: _Draft) -> None:
+def _drop_unused(draft: Draft) -> None:
     graph = draft.model.graph
     read = {name for node in graph.node for name in node.input}
     read.update(out.name for out in graph.output)
@@ -203,11 +174,11 @@ def _drop_unused(draft: _Draft) -> None:
     graph.input.extend(kept)
     if unused:
         draft.remarks.append(
-            f"No output depends on these, which stay as they are: {_names(unused)}."
+            f"No output depends on these, which stay as they are: {listing(unused)}."
         )
 
 
-def _program(draft: _Draft, model: onnx.ModelProto) -> Program:
+def _program(draft: Draft, model: onnx.ModelProto) -> Program:
     graph = draft.model.graph
     held = sites.find(model)
     states = {
@@ -229,19 +200,12 @@ def _program(draft: _Draft, model: onnx.ModelProto) -> Program:
     )
 
 
-def _constants(graph: onnx.GraphProto, fixed: Iterable[str]) -> frozenset[str]:
-    """The names of the tensors that the file holds, in all its graphs."""
-    names = {t.name for inner in graphs(graph) for t in inner.initializer}
-    names.update(n.output[0] for n in all_nodes(graph) if n.op_type == "Constant")
-    return frozenset(names.difference(fixed))
-
-
-def _tie(draft: _Draft) -> None:
+def _tie(draft: Draft) -> None:
     """Join the matrices that are one parameter, or offer to."""
     found = ties.find(draft.weights)
     if not found:
         return
-    names = _names([f"{tie.name} (of {tie.of})" for tie in found])
+    names = listing([f"{tie.name} (of {tie.of})" for tie in found])
     if not draft.tie:
         draft.remarks.append(
             "Equal to another matrix, as it is or transposed, and so perhaps one parameter"
@@ -255,14 +219,15 @@ def _tie(draft: _Draft) -> None:
     draft.remarks.append(f"Tied, and written to both tensors on export: {names}.")
 
 
-def _freeze_quantised(draft: _Draft) -> None:
+def _freeze_quantised(draft: Draft) -> None:
     frozen = quantised.freeze(draft.model.graph, draft.weights)
     for name in frozen:
         del draft.weights[name]
+    draft.constants = draft.constants.difference(frozen)
     if frozen:
         draft.remarks.append(
-            "Constant in training, as a rounding to integers comes after them, through which"
-            f" no gradient passes: {_names(frozen)}."
+            "Constant in training, as a rounding to integers comes after them and no"
+            f" gradient passes it: {listing(frozen)}."
         )
     if draft.integers and not draft.weights:
         raise GraphError(
@@ -270,47 +235,3 @@ def _freeze_quantised(draft: _Draft) -> None:
             " weight follows the last rounding, through which no gradient passes: train the"
             " float model that this file was made from, and quantise the result"
         )
-
-
-def _remark_types(draft: _Draft, types: frozenset[str]) -> None:
-    if types:
-        draft.remarks.append(
-            f"The file holds {' and '.join(sorted(types))} tensors: they train as"
-            " float32 and are rounded to the file's type on export."
-        )
-
-
-def _remark_integers(draft: _Draft) -> None:
-    draft.integers = quantised.count(draft.model.graph)
-    if draft.integers:
-        draft.remarks.append(
-            f"Quantised in the file, and constant in training: {draft.integers} tensors."
-        )
-
-
-def _remark_dropout(draft: _Draft) -> None:
-    if any(node.op_type == "Dropout" for node in draft.model.graph.node):
-        draft.remarks.append("Dropout is removed: the model trains without it.")
-
-
-def _remark_sharing(draft: _Draft) -> None:
-    shared = weights.tied(draft.model.graph, draft.weights)
-    if shared:
-        draft.remarks.append(
-            "Parameters of several operators, which train as one, as the file has them (an"
-            f" exporter may have merged them for equal values): {_names(shared)}."
-        )
-
-
-def _remark_frozen(draft: _Draft) -> None:
-    frozen = [n for n in weights.frozen(draft.model.graph) if n in draft.constants]
-    if frozen:
-        draft.remarks.append(
-            "Constant in training, as the file holds them inside a function or under a name"
-            f" it uses twice: {_names(frozen)}."
-        )
-
-
-def _names(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
