@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -22,10 +22,11 @@ from edgetrain.compiler.program import Program
 from edgetrain.compiler.stage import Recipe, compile_stages
 from edgetrain.compiler.tidy import all_nodes
 from edgetrain.compiler.trainable import select_trainable
-from edgetrain.errors import EdgeTrainError
+from edgetrain.errors import EdgeTrainError, GraphError
 from edgetrain.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgetrain.runtime.optim.adam import Adam
 from edgetrain.runtime.parameters import Parameters
+from edgetrain.tensors import TensorSpec
 
 Array = npt.NDArray[Any]
 
@@ -37,6 +38,7 @@ _DIRECTIONS: Final = 4
 # kinks the large ones. No step is longer than a part of the weights.
 _PARTS: Final = (3e-3, 3e-4, 3e-5, 3e-6)
 _LONGEST: Final = 1e-2
+TINY: Final = 1e-300
 _SMALLEST_SCALE: Final = 1e-2
 # What a file that can hold one value only, or repeats a tensor, has to become.
 _REPLACED: Final = ("(ConstantOfShape)", "(Identity)")
@@ -102,10 +104,10 @@ class Stage:
             for name, spec in manifest.graphs.items()
         }
         self._feeds = agreement.sample(program.model.graph, program.batch, seed)
-        self._labels = _labels(bundle, seed)
-        self._feeds.update(self._labels)
+        spec, self._labels = _labels(bundle, output, seed)
+        self._feeds[spec.name] = self._labels
         self._port = next(manifest.graphs[GraphName.LOSS].ports(Role.LOSS)).name
-        self._squares = output if manifest.loss == "mse" else ""
+        self._output, self._kind = output, manifest.loss
 
     def loss(self, weights: Array) -> float:
         self.parameters.trainable[...] = weights
@@ -116,22 +118,33 @@ class Stage:
         self.loss(weights)
         return self.parameters.scratch.copy()
 
-    def rise(self, ahead: Array, behind: Array) -> float:
-        """How much higher the loss is at one place than at another.
-
-        The squared error is recomputed in double from the outputs: float32 would lose what
-        changes in the sum.
-        """
-        if not self._squares:
-            return self.loss(ahead) - self.loss(behind)
-        high, low = self._output(ahead), self._output(behind)
-        (labels,) = self._labels.values()
-        return float(np.mean((high - low) * (high + low - 2 * labels.astype(np.float64))))
-
-    def _output(self, weights: Array) -> Array:
+    def fine_loss(self, weights: Array) -> float:
+        """The loss in double, from the outputs: float32 would lose small changes of it."""
         self.parameters.trainable[...] = weights
-        values = self._graphs[GraphName.EVALUATE].run(self._feeds)[self._squares]
-        return values.astype(np.float64)
+        values = self._graphs[GraphName.EVALUATE].run(self._feeds)[self._output]
+        return FINE_LOSSES[self._kind](values.astype(np.float64), self._labels)
+
+
+def _squared_error(y: Array, labels: Array) -> float:
+    return float(np.mean((y - labels) ** 2))
+
+
+def _cross_entropy(p: Array, labels: Array) -> float:
+    chosen = np.take_along_axis(p, labels[..., np.newaxis], -1)
+    return float(-np.mean(np.log(np.maximum(chosen, TINY))))
+
+
+def _binary_cross_entropy(p: Array, labels: Array) -> float:
+    yes, no = np.log(np.maximum(p, TINY)), np.log(np.maximum(1 - p, TINY))
+    return float(-np.mean(labels * yes + (1 - labels) * no))
+
+
+# Of the model's outputs, hence of probabilities where the loss takes in a last activation.
+FINE_LOSSES: Final[Mapping[str, Callable[[Array, Array], float]]] = {
+    "mse": _squared_error,
+    "softmax_cross_entropy": _cross_entropy,
+    "bce_with_logits": _binary_cross_entropy,
+}
 
 
 def attempt(name: str, path: Path, setting: Setting, *, seed: int = 0) -> Outcome:
@@ -191,15 +204,16 @@ def fitting_loss(program: Program, output: str) -> str:
     return "mse"
 
 
-def _labels(bundle: Bundle, seed: int) -> dict[str, Array]:
+def _labels(bundle: Bundle, output: str, seed: int) -> tuple[TensorSpec, Array]:
+    """What labels look like, and random ones."""
     spec = bundle.manifest.labels
     if spec is None:
-        return {}
+        raise GraphError("a model of one stage has its loss in it")
     generator = np.random.default_rng([seed, 1])
     if spec.is_float:
-        return {spec.name: generator.random(spec.shape, np.float32)}
-    classes = next(o.shape[-1] for o in bundle.manifest.outputs if len(o.shape) > 1)
-    return {spec.name: generator.integers(0, classes, spec.shape)}
+        return spec, generator.random(spec.shape, np.float32)
+    classes = next(o.shape[-1] for o in bundle.manifest.outputs if o.name == output)
+    return spec, generator.integers(0, classes, spec.shape)
 
 
 def _draw(stage: Stage, seed: int) -> None:
@@ -261,7 +275,7 @@ def _difference(stage: Stage, start: Array, gradient: Array, step: Array) -> flo
     ahead, behind = start + step, start - step
     moved = np.subtract(ahead, behind, dtype=np.float64)
     expected = float(np.dot(moved, gradient.astype(np.float64)))
-    measured = stage.rise(ahead, behind)
+    measured = stage.fine_loss(ahead) - stage.fine_loss(behind)
     return abs(expected - measured) / max(abs(expected), abs(measured), 1e-30)
 
 

@@ -114,7 +114,7 @@ def _prepared(case: TestCase) -> NodeCase:
     with _left_out(LOOP):
         refuse_control_flow(model.graph)
     with _left_out(OPSET):
-        model = decompose(model)
+        model = decompose(model, feeds)
         fold(model, feeds)
         model = convert(model)
         fold(model, feeds)

@@ -120,14 +120,14 @@ def slope(
 
 def test_a_model_without_newer_operators_is_left_alone() -> None:
     model = build([node("Relu", ["x"], ["y"])], [IMAGE], ["y"], opset=22)
-    assert decompose(model) is model
+    assert decompose(model, {}) is model
 
 
 @pytest.mark.parametrize(("a", "b", "expected"), [(5, 3, 2), (-5, 3, 1), (5, -3, -1)])
 def test_the_remainder_of_floats_has_the_sign_of_the_divisor(a, b, expected) -> None:
     nodes = [node("Mod", ["x", "d"], ["y"])]
     model = build(nodes, [("x", [1])], ["y"], {"d": np.float32([b])}, 28)
-    model = decompose(model)
+    model = decompose(model, {"x": np.float32([a])})
     assert "Mod" not in {n.op_type for n in model.graph.node}
     del model.opset_import[:]
     model.opset_import.append(helper.make_opsetid("", 20))
@@ -138,7 +138,9 @@ def test_a_truncated_or_whole_remainder_is_kept() -> None:
     truncated = build(
         [node("Mod", ["x", "x"], ["y"], fmod=1)], [("x", [1])], ["y"], opset=28
     )
-    assert [n.op_type for n in decompose(truncated).graph.node] == ["Mod"]
+    assert [
+        n.op_type for n in decompose(truncated, {"x": np.ones(1, np.float32)}).graph.node
+    ] == ["Mod"]
 
 
 def test_a_definition_that_loops_is_refused() -> None:

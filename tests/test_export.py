@@ -101,6 +101,17 @@ def test_only_weight_values_differ(name: str) -> None:
     assert differences(model, exported) == []
 
 
+def test_bfloat16_trains_as_float32_and_is_rounded_on_export() -> None:
+    model = mlp("bfloat16")
+    program = normalise(model, batch=2)
+    assert export(model, program, program.weights) == model
+    exported = export(model, program, perturbed(program))
+    assert differences(model, exported) == []
+    again = normalise(exported, batch=2)
+    for name, value in perturbed(program).items():
+        np.testing.assert_allclose(again.weights[name], value, rtol=2**-8)
+
+
 def test_nodes_that_cannot_hold_a_value_become_constants() -> None:
     model = convnet()
     program = normalise(model, batch=2)

@@ -83,7 +83,7 @@ def test_normalising_a_normalised_model_changes_nothing() -> None:
     assert second.weights.keys() == first.weights.keys()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.parametrize("dtype", ["float16", "float64", "bfloat16"])
 def test_other_float_types_become_float32(dtype: str) -> None:
     model = mlp(dtype)
     program = normalise(model, batch=3)

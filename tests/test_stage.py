@@ -73,14 +73,32 @@ def test_an_update_takes_the_mean_over_microbatches(microbatches):
 def test_commits_are_kept_and_forgotten():
     (bundle,) = compiled("deep")
     parameters = Parameters(bundle)
+    trainable = parameters.trainable
     for step in range(5):
-        parameters.weights[...] = step
-        parameters.commit(step)
-        parameters.weights[...] = -7
+        before = parameters.open_commit()
+        before[...] = trainable
+        trainable[...] = step
+        parameters.close_commit(step)
     kept = [step for step in range(-1, 6) if parameters.committed(step) is not None]
     assert kept == [4 - n for n in reversed(range(COMMITS_KEPT))]
     for step in kept:
-        assert (parameters.committed(step) == step).all()
+        assert (parameters.committed(step)[: trainable.size] == step).all()
+
+
+def test_a_commit_holds_the_running_statistics_of_its_own_step():
+    (bundle,) = compiled("residual")
+    (stage,) = stages_of([bundle])
+    assert bundle.manifest.statistics
+    commits = {-1: bundle.weights.copy()}
+    for step in range(3):
+        train_pass([stage], samples("residual", step))
+        stage.update(step)
+        commits[step] = stage.parameters.weights.copy()
+        for kept in (step - 1, step):
+            assert np.array_equal(stage.parameters.committed(kept), commits[kept])
+    train_pass([stage], samples("residual", 9))
+    assert np.array_equal(stage.parameters.committed(2), commits[2])
+    assert not np.array_equal(stage.parameters.weights, commits[2])
 
 
 @pytest.mark.parametrize(
@@ -97,7 +115,7 @@ def test_the_memory_asked_for_is_what_is_allocated(optimizer, states, mode):
     cut = finder("deep").named("t2")
     bundle = compiled("deep", [cut], modes=[mode, Mode.VJP])[0]
     manifest = bundle.manifest
-    copies = 1 + COMMITS_KEPT + (mode is Mode.HYBRID)
+    copies = COMMITS_KEPT + (mode is Mode.HYBRID)
     buffers = copies * manifest.elements + (2 + states) * manifest.trainable_elements
     none = required_bytes(manifest, optimizer, -1)
     assert none == 4 * buffers

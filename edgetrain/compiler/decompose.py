@@ -12,7 +12,8 @@ import onnx
 from onnx import helper, inliner
 
 from edgetrain.compiler import shapes
-from edgetrain.compiler.fold import fold_control_flow
+from edgetrain.compiler.build import Array
+from edgetrain.compiler.fold import fold, fold_control_flow
 from edgetrain.compiler.intake import opset, refuse_control_flow
 from edgetrain.compiler.tidy import lift_constants, set_nodes, settle_casts, subgraphs
 from edgetrain.errors import GraphError
@@ -35,36 +36,42 @@ FUNCTIONS: Final[Mapping[str, int]] = {
 }
 
 
-def decompose(model: onnx.ModelProto) -> onnx.ModelProto:
+def decompose(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> onnx.ModelProto:
     """A model without the operators that the version converter cannot take to our opset.
 
     Args:
         model: static input shapes, no functions and no control flow.
+        feeds: value of every input, to measure shapes that inference leaves open.
 
     Returns:
         A model of the same opset; the input itself where nothing has to be done.
 
     Raises:
-        GraphError: a definition does not fit how its operator is used, or is a loop.
+        GraphError: a definition does not fit how its operator is used, or a shape that
+            matters is not static.
     """
     version = opset(model)
     present = {node.op_type for node in model.graph.node}
     functions = [op for op, since in FUNCTIONS.items() if version >= since]
-    rewrites = [op for op in sorted(present) if version >= _since(op, version)]
-    if present.isdisjoint(functions) and not rewrites:
-        return model
-    model = shapes.infer(model)
-    if rewrites:
-        specs = shapes.known(model)
-        nodes: list[onnx.NodeProto] = []
-        for node in model.graph.node:
-            rewrite = REWRITES[node.op_type][1] if node.op_type in rewrites else None
-            nodes.extend(rewrite(node, specs) if rewrite else [node])
-        set_nodes(model.graph, nodes)
-    if present.isdisjoint(functions):
-        return model
-    # All are named, as one definition may read another: SwiGLU reads Swish.
-    return _straightened(_inlined(model, functions))
+    if not present.isdisjoint(functions):
+        # All are named, as one definition may read another: SwiGLU reads Swish.
+        model = _straightened(_inlined(shapes.infer(model), functions))
+    rewrites = {op: f for op, (since, f) in REWRITES.items() if version >= since}
+    return model if present.isdisjoint(rewrites) else _rewritten(model, feeds, rewrites)
+
+
+def _rewritten(
+    model: onnx.ModelProto, feeds: Mapping[str, Array], rewrites: Mapping[str, Rewrite]
+) -> onnx.ModelProto:
+    fold(model, feeds)
+    model = shapes.complete(model, feeds)
+    specs = shapes.known(model)
+    nodes: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        rewrite = rewrites.get(node.op_type)
+        nodes.extend(rewrite(node, specs) if rewrite else [node])
+    set_nodes(model.graph, nodes)
+    return model
 
 
 def _inlined(model: onnx.ModelProto, functions: list[str]) -> onnx.ModelProto:
@@ -115,11 +122,6 @@ def _spell_out(node: onnx.NodeProto, version: int) -> None:
 
 def _global_max_pool(node: onnx.NodeProto, specs: Specs) -> list[onnx.NodeProto]:
     """One window over the whole image; the converter has no way down from opset 22."""
-    if node.input[0] not in specs:
-        raise GraphError(
-            f"GlobalMaxPool node {node.name or node.output[0]!r}: its input's shape is not"
-            " static; export the model with opset_version=20"
-        )
     image = list(specs[node.input[0]].shape[2:])
     return [
         helper.make_node("MaxPool", node.input, node.output, node.name, kernel_shape=image)
@@ -128,10 +130,8 @@ def _global_max_pool(node: onnx.NodeProto, specs: Specs) -> list[onnx.NodeProto]
 
 def _float_mod(node: onnx.NodeProto, specs: Specs) -> list[onnx.NodeProto]:
     """a - b * floor(a / b), which has the sign of b, for floats without `fmod`."""
-    spec = specs.get(node.input[0])
-    if any(a.name == "fmod" and a.i for a in node.attribute) or not (
-        spec and spec.is_float
-    ):
+    truncates = any(a.name == "fmod" and a.i for a in node.attribute)
+    if truncates or not specs[node.input[0]].is_float:
         return [node]
     a, b = node.input
     parts = {op: f"{node.output[0]}/{op}" for op in ("Div", "Floor", "Mul")}
@@ -147,7 +147,3 @@ REWRITES: Final[Mapping[str, tuple[int, Rewrite]]] = {
     "GlobalMaxPool": (22, _global_max_pool),
     "Mod": (28, _float_mod),
 }
-
-
-def _since(op_type: str, version: int) -> int:
-    return REWRITES[op_type][0] if op_type in REWRITES else version + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -22,6 +22,7 @@ from edgetrain.errors import GraphError
 Array = npt.NDArray[Any]
 Weights = Mapping[str, npt.NDArray[np.float32]]
 Part = onnx.NodeProto | TensorProto
+Put = Callable[[TensorProto, Array], None]
 
 
 def export(
@@ -45,6 +46,22 @@ def export(
     """
     model = onnx.ModelProto()
     model.CopyFrom(original)
+    write(model, program, weights, fill)
+    return model
+
+
+def write(model: onnx.ModelProto, program: Program, weights: Weights, put: Put) -> None:
+    """Bring the values of weights into a model that was normalised, in place.
+
+    Args:
+        model: to be changed.
+        program: what `normalise` made of it.
+        weights: new value of each weight; weights left out keep theirs.
+        put: replaces the elements of a tensor.
+
+    Raises:
+        GraphError: a weight is unknown or of another shape, or the model is another one.
+    """
     held = sites.find(model)
     for name, value in weights.items():
         expected = program.weights.get(name)
@@ -58,13 +75,12 @@ def export(
     before = ties.expanded(program.weights, program.ties)
     current = ties.expanded({**program.weights, **weights}, program.ties)
     for name, value in current.items():
-        _write(held[name], value, before[name])
+        _write(held[name], value, before[name], put)
     for name, value in current.items():
         root, node = _root(held, name), held[name].node
         repeated = current.get(root, before[name])
         if root != name and node is not None and not _equal(value, repeated):
             _make_constant(node, held[name].source.dtype, value)
-    return model
 
 
 def _root(held: Mapping[str, sites.Site], name: str) -> str:
@@ -74,7 +90,7 @@ def _root(held: Mapping[str, sites.Site], name: str) -> str:
     return name
 
 
-def _write(site: sites.Site, value: Array, before: Array) -> None:
+def _write(site: sites.Site, value: Array, before: Array, put: Put) -> None:
     if site.alias_of:
         return
     if site.tensor is None and site.node is not None:
@@ -87,15 +103,20 @@ def _write(site: sites.Site, value: Array, before: Array) -> None:
         else:
             attribute.floats[:] = value.tolist()
     elif site.tensor is not None:
-        _fill(site.tensor, value)
+        put(site.tensor, value)
 
 
-def _fill(tensor: TensorProto, value: Array) -> None:
-    """Replace the tensor's elements in the field that holds them."""
-    old = numpy_helper.to_array(tensor)
+def changed(old: Array, value: Array) -> Array:
+    """The trained value in the old one's type; elements that did not change stay exact."""
     new = value.astype(old.dtype)
-    if old.dtype != np.float32:
-        new = np.where(old.astype(np.float32) == value, old, new)
+    if old.dtype == np.float32:
+        return new
+    return np.where(old.astype(np.float32) == value, old, new)
+
+
+def fill(tensor: TensorProto, value: Array) -> None:
+    """Replace the tensor's elements in the field that holds them."""
+    new = changed(numpy_helper.to_array(tensor), value)
     if tensor.HasField("raw_data"):
         little = new if sys.byteorder == "little" else new.byteswap()
         tensor.raw_data = little.tobytes()

@@ -27,12 +27,7 @@ def load(path: Path) -> onnx.ModelProto:
     Raises:
         GraphError: the file is missing, unreadable, damaged, not ONNX, or holds no graph.
     """
-    model = _parse(path)
-    if not (model.ir_version and model.graph.node and model.opset_import):
-        raise GraphError(
-            f"{path} holds no whole ONNX graph (it is cut short, empty, or of another"
-            " format); give the .onnx file that your exporter wrote"
-        )
+    model = load_skeleton(path)
     try:
         external_data_helper.load_external_data_for_model(model, str(path.parent))
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
@@ -43,6 +38,21 @@ def load(path: Path) -> onnx.ModelProto:
     for tensor in model.graph.initializer:
         _check_tensor(tensor, path)
     _check_names(model.graph, path)
+    return model
+
+
+def load_skeleton(path: Path) -> onnx.ModelProto:
+    """Read a model without its external data.
+
+    Raises:
+        GraphError: the file is missing, unreadable, damaged, not ONNX, or holds no graph.
+    """
+    model = _parse(path)
+    if not (model.ir_version and model.graph.node and model.opset_import):
+        raise GraphError(
+            f"{path} holds no whole ONNX graph (it is cut short, empty, or of another"
+            " format); give the .onnx file that your exporter wrote"
+        )
     return model
 
 

@@ -7,6 +7,7 @@ NaN. So the scores are bounded below before the Softmax, where no finite one is 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import numpy as np
@@ -33,14 +34,22 @@ def guard_masked_rows(graph: onnx.GraphProto) -> None:
     guarded: dict[str, onnx.NodeProto] = {}
     tests: dict[str, onnx.NodeProto] = {}
     for node in graph.node:
-        if node.op_type == "Where":
+        if node.op_type != "Where":
+            continue
+        for softmax in filter(None, (_softmax(makers, name) for name in node.input[1:])):
+            guarded[softmax.output[0]] = softmax
             test = makers.get(node.input[0])
-            for softmax in filter(None, (_softmax(makers, x) for x in node.input[1:])):
-                guarded[softmax.output[0]] = softmax
-                if test is not None and test.op_type == "IsNaN":
-                    tests[test.output[0]] = softmax
-    if not guarded:
-        return
+            if _tests(makers, test, softmax):
+                tests[node.input[0]] = softmax
+    if guarded:
+        _rewrite(graph, guarded, tests)
+
+
+def _rewrite(
+    graph: onnx.GraphProto,
+    guarded: Collection[str],
+    tests: Mapping[str, onnx.NodeProto],
+) -> None:
     kept: list[onnx.NodeProto] = []
     for node in graph.node:
         if node.output[0] in tests:
@@ -49,13 +58,23 @@ def guard_masked_rows(graph: onnx.GraphProto) -> None:
         if node.output[0] in guarded:
             kept.append(_bound(node))
         kept.append(node)
-    bounds = {_LOWEST: np.array(LOWEST, np.float32)}
-    axes = {
-        _axis_name(axis): np.array([axis], np.int64) for axis in map(_axis, tests.values())
-    }
-    for name, value in {**bounds, **axes}.items():
-        graph.initializer.append(numpy_helper.from_array(value, name))
+    bound = np.array(LOWEST, np.float32)
+    graph.initializer.append(numpy_helper.from_array(bound, _LOWEST))
+    for axis in sorted({_axis(softmax) for softmax in tests.values()}):
+        value = np.array([axis], np.int64)
+        graph.initializer.append(numpy_helper.from_array(value, _axis_name(axis)))
     set_nodes(graph, kept)
+
+
+def _tests(
+    makers: Mapping[str, onnx.NodeProto],
+    test: onnx.NodeProto | None,
+    softmax: onnx.NodeProto,
+) -> bool:
+    """Whether a node asks of this Softmax where it is not a number."""
+    if test is None or test.op_type != "IsNaN":
+        return False
+    return _softmax(makers, test.input[0]) is softmax
 
 
 def _bound(softmax: onnx.NodeProto) -> onnx.NodeProto:
@@ -66,13 +85,13 @@ def _bound(softmax: onnx.NodeProto) -> onnx.NodeProto:
 
 
 def _row_test(softmax: onnx.NodeProto, result: str) -> list[onnx.NodeProto]:
-    """Whether the largest score of a row is the bound: as a NaN told before."""
-    largest = f"{result}/largest"
+    """Whether a row's largest score is the bound, of every element, as IsNaN said."""
+    scores, axis = _scores(softmax), _axis_name(_axis(softmax))
+    row, each = f"{result}/largest", f"{result}/largest_of_row"
     return [
-        helper.make_node(
-            "ReduceMax", [_scores(softmax), _axis_name(_axis(softmax))], [largest]
-        ),
-        helper.make_node("Equal", [largest, _LOWEST], [result]),
+        helper.make_node("ReduceMax", [scores, axis], [row]),
+        helper.make_node("Max", [scores, row], [each]),
+        helper.make_node("Equal", [each, _LOWEST], [result]),
     ]
 
 
@@ -88,7 +107,7 @@ def _axis_name(axis: int) -> str:
     return f"et/axis_{axis}"
 
 
-def _softmax(makers: dict[str, onnx.NodeProto], name: str) -> onnx.NodeProto | None:
+def _softmax(makers: Mapping[str, onnx.NodeProto], name: str) -> onnx.NodeProto | None:
     """The Softmax that makes a value, but for casts and copies."""
     node = makers.get(name)
     while node is not None and node.op_type in _ALIASES:

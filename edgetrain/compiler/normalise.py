@@ -122,7 +122,7 @@ def _rewrite(
     _tie(draft)
     fold(draft.model, draft.all_feeds)
     _rebatch(draft, foreign)
-    draft.model = decompose(draft.model)
+    draft.model = decompose(draft.model, draft.all_feeds)
     draft.model = convert(draft.model)
     fold(draft.model, draft.all_feeds)
     draft.model = static.infer(draft.model)

@@ -26,10 +26,14 @@ def commits_kept(manifest: Manifest) -> int:
 class Parameters:
     """The weights of one stage.
 
+    The last commit is the weights themselves. An earlier one is the copy that the
+    optimizer makes of a block while it has it in the cache; only running statistics, which
+    move before the update, are copied apart.
+
     Attributes:
         weights: flat, trainable ones first, updated in place.
         gradient: flat, of the trainable ones; the sum over the microbatches so far.
-        scratch: as `gradient`, of one microbatch: what graphs write to.
+        scratch: as `gradient`, of one microbatch.
     """
 
     def __init__(self, bundle: Bundle) -> None:
@@ -40,7 +44,10 @@ class Parameters:
         self._specs: dict[str, WeightSpec] = {spec.name: spec for spec in manifest.weights}
         self._statistics = manifest.statistics
         self._kept = commits_kept(manifest)
-        self._commits: dict[int, Vector] = {-1: self.weights.copy()}
+        self._last = -1
+        self._earlier: dict[int, Vector] = {}
+        self._committed_state = self._state.copy()
+        self._fresh = True
 
     @property
     def trainable(self) -> Vector:
@@ -50,24 +57,37 @@ class Parameters:
     def spec(self, name: str) -> WeightSpec:
         return self._specs[name]
 
-    def held(self, graph: GraphSpec, weights: Vector | None = None) -> dict[str, Vector]:
+    def held(
+        self,
+        graph: GraphSpec,
+        weights: Vector | None = None,
+        gradient: Vector | None = None,
+    ) -> dict[str, Vector]:
         """The memory a graph reads its weights from and writes its gradients to.
 
         Args:
             graph: whose ports are looked up.
             weights: another flat buffer to read from, for perturbed weights.
+            gradient: the flat buffer to write to; `scratch` unless given.
         """
         source = self.weights if weights is None else weights
+        target = self.scratch if gradient is None else gradient
         held = {p.name: view(source, self._specs[p.key]) for p in graph.ports(Role.WEIGHT)}
         for port in graph.ports(Role.GRADIENT):
-            held[port.name] = view(self.scratch, self._specs[port.key])
+            held[port.name] = view(target, self._specs[port.key])
         return held
 
     def begin_step(self) -> None:
-        self.gradient[...] = 0
+        """The next microbatch's gradient replaces what `gradient` holds."""
+        self._fresh = True
+
+    def take_first(self) -> bool:
+        """Whether this is the step's first microbatch, whose gradient needs no sum."""
+        fresh, self._fresh = self._fresh, False
+        return fresh
 
     def accumulate(self) -> None:
-        """Add the microbatch's gradient to the step's."""
+        """Add the scratch buffer to the step's gradient."""
         np.add(self.gradient, self.scratch, out=self.gradient)
 
     def absorb_statistics(self, batch: Mapping[str, npt.NDArray[np.float32]]) -> None:
@@ -79,13 +99,29 @@ class Parameters:
                 running *= np.float32(statistic.momentum)
                 running += np.float32((1 - statistic.momentum) * scale) * batch[name]
 
-    def commit(self, step: int) -> None:
-        """Keep a copy of the weights as they are after `step`."""
-        stale = self._commits.pop(step - self._kept, None)
-        copy = np.empty_like(self.weights) if stale is None else stale
-        np.copyto(copy, self.weights)
-        self._commits[step] = copy
+    def open_commit(self) -> Vector:
+        """Where the optimizer puts the trainable weights as they are before its update."""
+        stale = self._earlier.pop(self._last - self._kept + 1, None)
+        before = np.empty_like(self.weights) if stale is None else stale
+        before[self.gradient.size :] = self._committed_state
+        self._earlier[self._last] = before
+        return before[: self.gradient.size]
+
+    def close_commit(self, step: int) -> None:
+        """The weights are now those after `step`."""
+        self._last = step
+        self._committed_state[...] = self._state
 
     def committed(self, step: int) -> Vector | None:
-        """The weights after `step` (-1: as deployed); None when no longer kept."""
-        return self._commits.get(step)
+        """A copy of the weights after a step (-1: as deployed); None when not kept."""
+        if step == self._last:
+            copy = self.weights.copy()
+            copy[self.gradient.size :] = self._committed_state
+            return copy
+        earlier = self._earlier.get(step)
+        return None if earlier is None else earlier.copy()
+
+    @property
+    def _state(self) -> Vector:
+        """The part of `weights` that no optimizer updates."""
+        return self.weights[self.gradient.size :]

@@ -120,10 +120,11 @@ class Stage:
             factor *= flat.clip_factor(total_square_sum, self._spec.clip_norm)
         if factor != 1:
             flat.scale_(gradient, factor)
+        before = self.parameters.open_commit()
         if gradient.size:
             rate = learning_rate(self._spec.lr, step)
-            self._optimizer.step(self.parameters.trainable, gradient, rate)
-        self.parameters.commit(step)
+            self._optimizer.step(self.parameters.trainable, gradient, rate, before)
+        self.parameters.close_commit(step)
 
     def evaluate_forward(self, activations: Arrays) -> Arrays:
         """As deployed: activations received to activations sent."""
@@ -155,6 +156,7 @@ class Stage:
             forwards.append(middle - start)
             backwards.append(time.perf_counter() - middle)
             np.copyto(self.parameters.weights, before)
+        self.parameters.gradient[...] = 0
         self.parameters.begin_step()
         return Timing(min(forwards), min(backwards))
 
@@ -176,12 +178,12 @@ def required_bytes(
         stash_microbatches: the most that the schedule keeps at once.
 
     Returns:
-        Weights, their commits and, for `hybrid`, a perturbed copy; gradient, scratch and
+        Weights, earlier commits and, for `hybrid`, a perturbed copy; gradient, scratch and
         optimizer state; the stash of all microbatches in flight; and the activations of
         one more.
     """
     states = {"sgd": 1 if optimizer.momentum else 0}.get(optimizer.name, 2)
-    copies = 1 + commits_kept(manifest) + (manifest.mode is Mode.HYBRID)
+    copies = commits_kept(manifest) + (manifest.mode is Mode.HYBRID)
     buffers = copies * manifest.elements + (2 + states) * manifest.trainable_elements
     stash = 0
     crossing = sum(s.nbytes for s in (*manifest.receives, *manifest.sends))

@@ -265,7 +265,7 @@ class StageWorker:
         weights = self._stage.parameters.committed(step)
         if weights is None:
             raise RunError(f"the weights after step {step} are no longer kept")
-        self._exchange.send_weights(step + 1, weights.copy())
+        self._exchange.send_weights(step + 1, weights)
 
     def _timed(self, work: Callable[[], _T]) -> _T:
         start = self._world.clock()

@@ -31,9 +31,11 @@ class Backprop:
         self._backward = next((n for n in BACKWARDS if n in self._graphs), None)
         self._kept: frozenset[str] = frozenset()
         if self._backward is not None:
-            inputs = self._specs[self._backward].inputs
+            spec = self._specs[self._backward]
+            held = parameters.held(spec, gradient=parameters.gradient)
+            self._first = self._graphs[self._backward].holding(held)
             roles = (Role.ACTIVATION, Role.STASH)
-            self._kept = frozenset(p.name for p in inputs if p.role in roles)
+            self._kept = frozenset(p.name for p in spec.inputs if p.role in roles)
         self._stash: dict[Tick, dict[str, Array]] = {}
 
     def forward(self, tick: Tick, activations: Arrays) -> Arrays:
@@ -56,8 +58,11 @@ class Backprop:
         for port in spec.inputs:
             if port.role in (Role.COTANGENT, Role.LABELS):
                 feeds[port.name] = arriving[port.key]
-        results = self._graphs[self._backward].run(feeds)
-        self._parameters.accumulate()
+        if self._parameters.take_first():
+            results = self._first.run(feeds)
+        else:
+            results = self._graphs[self._backward].run(feeds)
+            self._parameters.accumulate()
         self._absorb_statistics(spec, results)
         ports = [p for p in spec.outputs if p.role is Role.COTANGENT]
         cotangents = {**arriving, **{p.key: results[p.name] for p in ports}}

@@ -109,6 +109,8 @@ class Hybrid:
         if GraphName.CRITERION in self._graphs:
             losses, arriving = self._criterion(stash, arriving)
         own = {name: c for name, c in arriving.items() if name in self._outputs}
+        if self._parameters.take_first():
+            self._parameters.gradient[...] = 0
         self._parameters.scratch[...] = 0
         if own:
             self._contract(stash, own)

@@ -38,7 +38,10 @@ class Adam:
         self._square = np.zeros(elements, np.float32)
         self._scratch = np.empty((2, min(BLOCK, elements)), np.float32)
 
-    def step(self, weights: Buffer, gradient: Buffer, lr: float) -> None:
+    def step(
+        self, weights: Buffer, gradient: Buffer, lr: float, before: Buffer | None = None
+    ) -> None:
+        """See `Optimizer.step`."""
         self._steps += 1
         steps = int(self._steps)
         step_size = np.float32(lr / (1.0 - self._betas[0] ** steps))
@@ -47,6 +50,8 @@ class Adam:
         with np.errstate(over="ignore", invalid="ignore"):
             for block in self._blocks:
                 w, m, v = weights[block], self._mean[block], self._square[block]
+                if before is not None:
+                    before[block] = w
                 self._moments(m, v, self._decay(w, gradient[block], lr))
                 scratch = self._scratch[0, : w.size]
                 np.sqrt(v, out=scratch)

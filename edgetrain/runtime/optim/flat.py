@@ -17,7 +17,7 @@ from edgetrain.errors import ConfigError
 Buffer = npt.NDArray[np.float32]
 State = dict[str, npt.NDArray[np.generic]]
 
-BLOCK: Final = 1 << 14  # elements: 64 KiB, five of which fit a second-level cache
+BLOCK: Final = 1 << 15  # elements: 128 KiB, three of which fit a second-level cache
 _CLIP_EPSILON: Final = 1e-6
 
 

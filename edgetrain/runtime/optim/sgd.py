@@ -31,10 +31,15 @@ class SGD:
         self._velocity = np.zeros(elements if momentum else 0, np.float32)
         self._scratch = np.empty(min(BLOCK, elements), np.float32)
 
-    def step(self, weights: Buffer, gradient: Buffer, lr: float) -> None:
+    def step(
+        self, weights: Buffer, gradient: Buffer, lr: float, before: Buffer | None = None
+    ) -> None:
+        """See `Optimizer.step`."""
         # a run that diverges is told so by its loss
         with np.errstate(over="ignore", invalid="ignore"):
             for block in self._blocks:
+                if before is not None:
+                    before[block] = weights[block]
                 self._step(weights[block], gradient[block], lr, self._velocity[block])
 
     def _step(self, w: Buffer, gradient: Buffer, lr: float, v: Buffer) -> None:

@@ -14,8 +14,17 @@ from edgetrain.runtime.optim.sgd import SGD
 class Optimizer(Protocol):
     """Updates flat float32 weights in place; allocates nothing but its state."""
 
-    def step(self, weights: Buffer, gradient: Buffer, lr: float) -> None:
-        """Update `weights`; `gradient`, of the same length, is left as it is."""
+    def step(
+        self, weights: Buffer, gradient: Buffer, lr: float, before: Buffer | None = None
+    ) -> None:
+        """Update `weights`.
+
+        Args:
+            weights: flat, updated in place.
+            gradient: of the same length, left as it is.
+            lr: the learning rate.
+            before: gets a copy of the weights as they were.
+        """
 
     def state(self) -> State:
         """A copy of what a later run needs to go on exactly as this one would."""
