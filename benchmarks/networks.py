@@ -11,7 +11,9 @@ from torch import Tensor, nn
 CLASSES = 10
 
 
-def conv_norm(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1):
+def conv_norm(
+    inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1
+) -> nn.Module:
     padding = kernel // 2
     conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(outputs))

@@ -28,8 +28,8 @@ from coordinator.job import Job, optimizer_spec, prepare
 from coordinator.progress import SilentProgress
 from coordinator.run_folder import METRICS_FILE, read_metrics
 from coordinator.session import Session, Watch
-from edgetrain.bundle import Mode
 from edgetrain.config import DataConfig, FleetConfig, ModelConfig, PlanConfig, RunConfig
+from edgetrain.manifest import Mode
 from edgetrain.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgetrain.runtime.estimators.base import Tick
 from edgetrain.runtime.stage import Stage

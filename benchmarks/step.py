@@ -5,6 +5,7 @@
 Needs the oracle environment (`make oracle`). One thread, SGD. The columns:
 
     fused      loss, gradients and update of the whole model, one graph
+    portable   the same without the engine's own kernels
     split      all but the last layer as a stage of its own: forward, stash, backward
     floor      three times a forward with constant weights
     compile    torch.compile, with --compile
@@ -30,20 +31,23 @@ import onnx
 import onnxruntime as ort
 import torch
 
-from edgetrain.bundle import Bundle, Mode
+from edgetrain.bundle import Bundle
 from edgetrain.compiler.cut import CutFinder
 from edgetrain.compiler.export import export
 from edgetrain.compiler.normalise import normalise
 from edgetrain.compiler.program import Program
 from edgetrain.compiler.stage import Recipe, compile_stages
 from edgetrain.compiler.trainable import select_trainable
+from edgetrain.manifest import Mode
 from edgetrain.optimizer_spec import LRSpec, OptimizerSpec
+from edgetrain.runtime.choice import choose
 from edgetrain.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgetrain.runtime.estimators.base import Tick
 from edgetrain.runtime.stage import Stage
 
 LR = 1e-3
 OPTIMIZER = OptimizerSpec("sgd", LRSpec(LR))
+ENGINE = OnnxRuntimeEngine()
 Step = Callable[[], None]
 
 
@@ -55,6 +59,7 @@ class Row:
     batch: int
     eager_ms: float
     fused: float
+    portable: float
     split: float
     floor: float
     compiled: float | None
@@ -75,7 +80,7 @@ def main() -> None:
             row = measure(name, batch, options.rounds, compiled=options.compile)
             print(_line(row), flush=True)
             rows.append(row)
-    for column in ("fused", "split"):
+    for column in ("fused", "portable", "split"):
         values = [getattr(row, column) for row in rows]
         print(f"geometric mean {column}: {statistics.geometric_mean(values):.3f}")
     if options.json:
@@ -92,6 +97,9 @@ def measure(name: str, batch: int, rounds: int, *, compiled: bool) -> Row:
     steps: dict[str, Step] = {
         "eager": torch_step(model.train(), x, labels),
         "fused": our_step(_bundles(program, split=False), x.numpy(), labels.numpy()),
+        "portable": our_step(
+            _bundles(program, split=False, fast=False), x.numpy(), labels.numpy()
+        ),
         "split": our_step(_bundles(program, split=True), x.numpy(), labels.numpy()),
         "floor": forward_step(export(original, program, {}), x.numpy()),
     }
@@ -105,6 +113,7 @@ def measure(name: str, batch: int, rounds: int, *, compiled: bool) -> Row:
         batch,
         1e3 * float(np.median(eager)),
         ratio["fused"],
+        ratio["portable"],
         ratio["split"],
         3 * ratio["floor"],
         ratio.get("compile"),
@@ -143,8 +152,10 @@ def torch_step(model: torch.nn.Module, x: torch.Tensor, labels: torch.Tensor) ->
 
 
 def our_step(bundles: Sequence[Bundle], x: np.ndarray, labels: np.ndarray) -> Step:
-    engine = OnnxRuntimeEngine()
-    stages = [Stage(b, engine, OPTIMIZER, microbatches=1, seed=0) for b in bundles]
+    def make(bundle: Bundle) -> Stage:
+        return Stage(bundle, ENGINE, OPTIMIZER, microbatches=1, seed=0)
+
+    stages = [choose(bundle, ENGINE.block, make)[0] for bundle in bundles]
     tick = Tick(0, 0)
 
     def step() -> None:
@@ -190,17 +201,24 @@ def interleave(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
     return times
 
 
-def _bundles(program: Program, *, split: bool) -> list[Bundle]:
+def _bundles(program: Program, *, split: bool, fast: bool = True) -> list[Bundle]:
     trainable = select_trainable(program, "all")
     cuts = CutFinder(program, trainable).valid()[-1:] if split else ()
-    modes = (Mode.VJP,) * (len(cuts) + 1)
-    return compile_stages(program, cuts, Recipe(trainable, "softmax_cross_entropy", modes))
+    stages = len(cuts) + 1
+    recipe = Recipe(
+        trainable,
+        "softmax_cross_entropy",
+        (Mode.VJP,) * stages,
+        blocks=(ENGINE.block,) * stages if fast else (),
+    )
+    return compile_stages(program, cuts, recipe)
 
 
 def _line(row: Row) -> str:
     text = (
         f"{row.model:10} batch {row.batch:3}  eager {row.eager_ms:8.2f} ms"
-        f"  fused {row.fused:5.2f}  split {row.split:5.2f}  floor {row.floor:5.2f}"
+        f"  fused {row.fused:5.2f}  portable {row.portable:5.2f}  split {row.split:5.2f}"
+        f"  floor {row.floor:5.2f}"
     )
     return text if row.compiled is None else f"{text}  compile {row.compiled:5.2f}"
 

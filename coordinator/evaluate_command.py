@@ -16,15 +16,16 @@ import onnx
 from coordinator.data import load_samples
 from coordinator.job import labels_for
 from coordinator.pipeline_loop import Score
-from edgetrain.bundle import GraphSpec, Port, Role
-from edgetrain.compiler.build import GraphBuilder, Node, value_table
+from edgetrain.compiler.build import GraphBuilder, Node
 from edgetrain.compiler.load import load
 from edgetrain.compiler.loss import LABELS, attach, target
 from edgetrain.compiler.normalise import normalise
 from edgetrain.compiler.program import Program
 from edgetrain.compiler.stage import pick_output
+from edgetrain.compiler.values import value_table
 from edgetrain.config import ModelConfig
 from edgetrain.losses import LossOptions, hit_share, with_mean_weight
+from edgetrain.manifest import GraphSpec, Port, Role
 from edgetrain.runtime.engines.base import LoadedGraph
 from edgetrain.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgetrain.samples import Samples, evaluation_rows

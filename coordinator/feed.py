@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgetrain.bundle import Manifest
+from edgetrain.manifest import Manifest
 from edgetrain.runtime.outbox import Outbox
 from edgetrain.samples import Array, BatchOrder, Samples, evaluation_rows
 from edgetrain.wire.frame import Address, Kind

@@ -15,8 +15,8 @@ from onnx import numpy_helper
 
 from coordinator.figures import bytes_text
 from coordinator.tables import Column, print_table
-from edgetrain.compiler.build import tensor_spec
 from edgetrain.compiler.grad import grad
+from edgetrain.compiler.values import tensor_spec
 from edgetrain.errors import ConfigError, RunError
 from edgetrain.losses import assigned
 from edgetrain.tensors import TensorSpec

@@ -8,8 +8,7 @@ import msgspec
 
 from coordinator.figures import bytes_text, count_text
 from coordinator.tables import Column, print_table
-from edgetrain.bundle import Mode
-from edgetrain.compiler.build import Node, value_table
+from edgetrain.compiler.build import Node
 from edgetrain.compiler.cut import CutFinder
 from edgetrain.compiler.load import load
 from edgetrain.compiler.loss import labels_spec
@@ -18,8 +17,10 @@ from edgetrain.compiler.program import Program
 from edgetrain.compiler.rules.table import CONSTANT, rule_of
 from edgetrain.compiler.stage import Recipe, compile_stages
 from edgetrain.compiler.trainable import select_trainable
+from edgetrain.compiler.values import value_table
 from edgetrain.errors import GraphError, InputError, UnsupportedOpError
 from edgetrain.losses import LOSSES
+from edgetrain.manifest import Mode
 from edgetrain.settings import choose
 from edgetrain.tensors import TensorSpec
 

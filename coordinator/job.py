@@ -8,8 +8,8 @@ import onnx
 
 from coordinator.data import RunData, fit_run_data, label_spec, read_run_data
 from coordinator.pipeline_loop import Weights, merged
-from edgetrain.bundle import Bundle, Mode
-from edgetrain.compiler.build import Node, value_table
+from edgetrain.bundle import Bundle
+from edgetrain.compiler.build import Node
 from edgetrain.compiler.cut import Cut
 from edgetrain.compiler.export import export
 from edgetrain.compiler.load import load, model_sha256
@@ -18,9 +18,11 @@ from edgetrain.compiler.normalise import normalise
 from edgetrain.compiler.program import Program
 from edgetrain.compiler.stage import Recipe, compile_stages, pick_output
 from edgetrain.compiler.trainable import select_trainable
+from edgetrain.compiler.values import value_table
 from edgetrain.config import ModelConfig, RunConfig
 from edgetrain.errors import GraphError
 from edgetrain.losses import with_mean_weight
+from edgetrain.manifest import Mode
 from edgetrain.optimizer_spec import LRSpec, OptimizerSpec
 from edgetrain.sample_check import LabelSpec
 from edgetrain.train_config import TrainConfig
@@ -47,8 +49,10 @@ class Job:
     data: RunData
     sha256: str
 
-    def compile(self, cuts: tuple[Cut, ...], modes: tuple[Mode, ...]) -> list[Bundle]:
-        """One bundle a stage."""
+    def compile(
+        self, cuts: tuple[Cut, ...], modes: tuple[Mode, ...], blocks: tuple[int, ...] = ()
+    ) -> list[Bundle]:
+        """One bundle a stage; `blocks` as in `Recipe`."""
         model = self.config.model
         labels = self.data.train.labels if self.data.train is not None else None
         recipe = Recipe(
@@ -59,6 +63,7 @@ class Job:
             batch_statistics=self.config.train.batchnorm == "train",
             output=model.output or "",
             model_sha256=self.sha256,
+            blocks=blocks,
         )
         return compile_stages(self.program, cuts, recipe)
 
@@ -80,7 +85,13 @@ def prepare(config: RunConfig) -> Job:
     data_inputs = _data_inputs(original)
     data = read_run_data(config.data, input_name=data_inputs[0].name)
     shapes = {**_shapes(data_inputs, data), **config.model.shapes}
-    program = normalise(original, batch=config.train.microbatch, shapes=shapes)
+    program = normalise(
+        original,
+        batch=config.train.microbatch,
+        shapes=shapes,
+        fixed=config.model.fixed,
+        tie=config.model.tie,
+    )
     trainable = select_trainable(program, config.model.trainable)
     labels = labels_for(config.model, program)
     data = fit_run_data(data, program.inputs, labels, batch_size=config.train.batch_size)

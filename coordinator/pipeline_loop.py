@@ -13,8 +13,8 @@ import numpy.typing as npt
 from coordinator.feed import Feed
 from coordinator.fleet import Event, Fleet, Gone, Said
 from coordinator.tally import StepTotal, Tally
-from edgetrain.bundle import Manifest, view
 from edgetrain.errors import DeviceError, DivergedError, FleetError, RunError
+from edgetrain.manifest import Manifest, view
 from edgetrain.samples import BatchOrder
 from edgetrain.wire.frame import Kind
 from edgetrain.wire.messages import (

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from edgetrain.bundle import Mode
 from edgetrain.compiler.cut import Cut, CutFinder
 from edgetrain.compiler.cut import Layer as CutLayer
 from edgetrain.compiler.program import Program
 from edgetrain.config import RunConfig
 from edgetrain.errors import PlanError
+from edgetrain.manifest import Mode
 from edgetrain.plan import Plan, StagePlan
 from edgetrain.planner.partition import Device, Layer, best_order
 from edgetrain.runtime.estimators.hybrid import TANGENTS
@@ -24,8 +24,8 @@ from edgetrain.wire.messages import Hello, Ready
 LINK_BYTES_PER_S: Final = 50e6
 HOP_S: Final = 1e-3
 BACKWARD_TO_FORWARD: Final = 2.0
-# Weights, two commits, gradient, scratch, and up to two optimizer states.
-BUFFERS: Final = 7
+# Weights, an earlier commit, gradient, scratch, and up to two optimizer states.
+BUFFERS: Final = 6
 WORTHWHILE: Final = 0.8  # of the present bottleneck, before a stage is moved
 
 
@@ -40,6 +40,7 @@ class Assignment:
         reasons: for each stage, one sentence.
         layers: planner's layers in each.
         bottleneck_s: predicted for one microbatch on the slowest stage.
+        blocks: of each device's own layout.
     """
 
     devices: tuple[str, ...]
@@ -48,6 +49,7 @@ class Assignment:
     reasons: tuple[str, ...]
     layers: tuple[range, ...]
     bottleneck_s: float
+    blocks: tuple[int, ...]
 
 
 class Planner:
@@ -106,6 +108,7 @@ class Planner:
             tuple(reason for _, reason in chosen),
             placement.stages,
             placement.bottleneck_s,
+            tuple(self._hellos[name].block for name in names),
         )
 
     def improve(self, present: Assignment, measured: Sequence[Ready]) -> Assignment | None:

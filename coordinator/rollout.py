@@ -111,7 +111,7 @@ class Rollout:
         self, assignment: Assignment, epoch: int, total_steps: int, local: LocalData | None
     ) -> _Deployed:
         train = self._job.config.train
-        bundles = self._job.compile(assignment.cuts, assignment.modes)
+        bundles = self._job.compile(assignment.cuts, assignment.modes, assignment.blocks)
         deployment = Deployment(
             run=self._run,
             epoch=epoch,

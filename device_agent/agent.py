@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from device_agent.data import Dataset, LocalSource
 from edgetrain.bundle import MAX_BUNDLE_BYTES, Bundle, sha256
 from edgetrain.errors import BundleError, EdgeTrainError, WireError
+from edgetrain.runtime.choice import choose
 from edgetrain.runtime.engines.base import Engine
 from edgetrain.runtime.outbox import Outbox
 from edgetrain.runtime.stage import Stage, check_complete, required_bytes
@@ -195,14 +196,17 @@ class Agent:
         peak = schedule.stash_peak(deploy.stage, manifest.stages, deploy.microbatches)
         needed = required_bytes(manifest, deploy.optimizer, peak)
         self._check_memory(needed)
-        stage = Stage(
-            bundle,
-            self._equipment.engine,
-            deploy.optimizer,
-            microbatches=deploy.microbatches,
-            seed=deploy.seed,
-        )
-        timing = stage.warm_up()
+
+        def make(version: Bundle) -> Stage:
+            return Stage(
+                version,
+                self._equipment.engine,
+                deploy.optimizer,
+                microbatches=deploy.microbatches,
+                seed=deploy.seed,
+            )
+
+        stage, timing = choose(bundle, self._equipment.hello.block, make)
         self._start(deploy, stage, key)
         ids = (deploy.run, deploy.epoch, deploy.stage)
         return Ready(*ids, timing.forward_s, timing.backward_s, needed)

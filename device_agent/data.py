@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from device_agent.config import DatasetConfig
-from edgetrain.bundle import Manifest
 from edgetrain.errors import DataError
+from edgetrain.manifest import Manifest
 from edgetrain.runtime.estimators.base import Array, Arrays, Tick
 from edgetrain.sample_check import check
 from edgetrain.sample_files import load

@@ -62,5 +62,6 @@ def equip(
         flop_per_s=flop_per_s() * limits.speed,
         cores=cores(),
         datasets=tuple(dataset.info for dataset in loaded.values()),
+        block=plain.block,
     )
     return Equipment(hello, engine, loaded)

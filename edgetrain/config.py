@@ -43,6 +43,9 @@ class ModelConfig(Section, frozen=True):
         output: the output the loss applies to; None: the model's only one.
         shapes: by input, its shape without the batch, where the file leaves it open and
             the data stays on a device; otherwise it is taken from the data.
+        fixed: by input, the value of all its elements in training, for inputs that are no
+            data, such as the first state of a recurrent net.
+        tie: whether matrices that are equal, as they are or transposed, train as one.
     """
 
     path: Path
@@ -51,6 +54,8 @@ class ModelConfig(Section, frozen=True):
     trainable: str | tuple[str, ...] = "all"
     output: str | None = None
     shapes: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    fixed: dict[str, float] = msgspec.field(default_factory=dict)
+    tie: bool = False
 
     def __post_init__(self) -> None:
         check_loss("[model] loss", self.loss, self.loss_options)

@@ -95,13 +95,19 @@ EXPORTS: Final[Mapping[str, Export]] = {
 }
 
 
-def export(wanted: Export) -> bytes:
-    """The serialized ONNX model of a module with random weights."""
+def build(wanted: Export) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """The module, with random weights, and inputs for it."""
     torch.manual_seed(SEED)
-    module = wanted.make().to(wanted.dtype).train(wanted.training)
+    module = wanted.make().to(wanted.dtype)
     sample = tuple(
         x.to(wanted.dtype) if x.is_floating_point() else x for x in wanted.sample()
     )
+    return module, sample
+
+
+def export(wanted: Export, module: nn.Module, sample: tuple[torch.Tensor, ...]) -> bytes:
+    """The serialized ONNX model of a module, which is left in training form or not."""
+    module.train(wanted.training)
     file = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -140,7 +146,8 @@ def make(name: str, folder: Path) -> Path:
         return path
     folder.mkdir(parents=True, exist_ok=True)
     if name in EXPORTS:
-        path.write_bytes(export(EXPORTS[name]))
+        wanted = EXPORTS[name]
+        path.write_bytes(export(wanted, *build(wanted)))
     else:
         recipe = QUANTISED[name]
         recipe.quantise(make(recipe.source, folder), path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from edgetrain.bundle import Bundle, GraphName, Mode, Role, view
+from edgetrain.bundle import Bundle
 from edgetrain.compiler import agreement, intake
 from edgetrain.compiler.export import differences, export
 from edgetrain.compiler.load import load
@@ -23,6 +23,7 @@ from edgetrain.compiler.stage import Recipe, compile_stages
 from edgetrain.compiler.tidy import all_nodes
 from edgetrain.compiler.trainable import select_trainable
 from edgetrain.errors import EdgeTrainError, GraphError
+from edgetrain.manifest import GraphName, Mode, Role, view
 from edgetrain.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgetrain.runtime.optim.adam import Adam
 from edgetrain.runtime.parameters import Parameters
@@ -38,7 +39,6 @@ _DIRECTIONS: Final = 4
 # kinks the large ones. No step is longer than a part of the weights.
 _PARTS: Final = (3e-3, 3e-4, 3e-5, 3e-6)
 _LONGEST: Final = 1e-2
-TINY: Final = 1e-300
 _SMALLEST_SCALE: Final = 1e-2
 # What a file that can hold one value only, or repeats a tensor, has to become.
 _REPLACED: Final = ("(ConstantOfShape)", "(Identity)")
@@ -107,7 +107,7 @@ class Stage:
         spec, self._labels = _labels(bundle, output, seed)
         self._feeds[spec.name] = self._labels
         self._port = next(manifest.graphs[GraphName.LOSS].ports(Role.LOSS)).name
-        self._output, self._kind = output, manifest.loss
+        self._squares = output if manifest.loss == "mse" else ""
 
     def loss(self, weights: Array) -> float:
         self.parameters.trainable[...] = weights
@@ -119,32 +119,18 @@ class Stage:
         return self.parameters.scratch.copy()
 
     def fine_loss(self, weights: Array) -> float:
-        """The loss in double, from the outputs: float32 would lose small changes of it."""
+        """The loss as exactly as it can be had.
+
+        A squared error is recomputed in double from the outputs: in float32, the error of
+        outputs that do not move hides small changes of the others. The other losses are
+        small numbers, and their outputs are rounded probabilities.
+        """
+        if not self._squares:
+            return self.loss(weights)
         self.parameters.trainable[...] = weights
-        values = self._graphs[GraphName.EVALUATE].run(self._feeds)[self._output]
-        return FINE_LOSSES[self._kind](values.astype(np.float64), self._labels)
-
-
-def _squared_error(y: Array, labels: Array) -> float:
-    return float(np.mean((y - labels) ** 2))
-
-
-def _cross_entropy(p: Array, labels: Array) -> float:
-    chosen = np.take_along_axis(p, labels[..., np.newaxis], -1)
-    return float(-np.mean(np.log(np.maximum(chosen, TINY))))
-
-
-def _binary_cross_entropy(p: Array, labels: Array) -> float:
-    yes, no = np.log(np.maximum(p, TINY)), np.log(np.maximum(1 - p, TINY))
-    return float(-np.mean(labels * yes + (1 - labels) * no))
-
-
-# Of the model's outputs, hence of probabilities where the loss takes in a last activation.
-FINE_LOSSES: Final[Mapping[str, Callable[[Array, Array], float]]] = {
-    "mse": _squared_error,
-    "softmax_cross_entropy": _cross_entropy,
-    "bce_with_logits": _binary_cross_entropy,
-}
+        values = self._graphs[GraphName.EVALUATE].run(self._feeds)[self._squares]
+        errors = values.astype(np.float64) - self._labels
+        return float(np.mean(errors**2))
 
 
 def attempt(name: str, path: Path, setting: Setting, *, seed: int = 0) -> Outcome:

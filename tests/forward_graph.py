@@ -7,7 +7,8 @@ import onnx
 import onnxruntime as ort
 from onnx import helper
 
-from edgetrain.compiler.build import GraphBuilder, Node, value_table
+from edgetrain.compiler.build import GraphBuilder, Node
+from edgetrain.compiler.values import value_table
 from edgetrain.compiler.vjp import prepare
 from edgetrain.tensors import TensorSpec
 

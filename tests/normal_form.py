@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 
 from edgetrain.compiler import agreement, intake, reference
-from edgetrain.compiler.build import value_table
 from edgetrain.compiler.program import OPSET, Program
+from edgetrain.compiler.values import value_table
 
 
 def outputs_of(program: Program, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -16,7 +16,7 @@ from onnx.backend.test.case.node import collect_testcases
 from onnx.backend.test.case.test_case import TestCase
 
 from edgetrain.compiler import reference, shapes
-from edgetrain.compiler.build import GraphBuilder, Node, constants, value_table
+from edgetrain.compiler.build import GraphBuilder, Node
 from edgetrain.compiler.decompose import decompose
 from edgetrain.compiler.fold import convert, fold
 from edgetrain.compiler.intake import refuse_control_flow, to_float32
@@ -24,6 +24,7 @@ from edgetrain.compiler.jvp import jvp
 from edgetrain.compiler.masked_rows import guard_masked_rows
 from edgetrain.compiler.rules.table import MULTI_RULES, RULES
 from edgetrain.compiler.tidy import drop_dead, settle_casts
+from edgetrain.compiler.values import constants, value_table
 from edgetrain.compiler.vjp import vjp
 from edgetrain.errors import EngineError, GraphError, UnsupportedOpError
 

@@ -75,6 +75,46 @@ def _scatters() -> list[Case]:
     return [*cases, Case("MaxUnpool", "two", (real(1, 1, 2, 2), places), unpool)]
 
 
+def _samples() -> list[Case]:
+    """Places well away from the elements, where the slope is not unique."""
+    rng = np.random.default_rng(7)
+    image, volume = smooth(2, 3, 5, 6), smooth(1, 2, 3, 4, 2)
+    cases = []
+    for padding in ("zeros", "border", "reflection"):
+        for aligned in (0, 1):
+            for mode in ("linear", "nearest"):
+                more = {"padding_mode": padding, "align_corners": aligned, "mode": mode}
+                label = f"{padding} {aligned} {mode}"
+                cases += [
+                    Case(
+                        "GridSample",
+                        label,
+                        (image, _places(rng, (2, 4, 3), (6, 5), aligned)),
+                        more,
+                    ),
+                    Case(
+                        "GridSample",
+                        f"{label} volume",
+                        (volume, _places(rng, (1, 2, 3, 2), (2, 4, 3), aligned)),
+                        more,
+                    ),
+                ]
+    return cases
+
+
+def _places(
+    rng, shape: tuple[int, ...], sizes: tuple[int, ...], aligned: int
+) -> np.ndarray:
+    """Coordinates of places a fifth or more from every element and every midpoint."""
+    columns = []
+    for size in sizes:
+        cell = rng.integers(-2, size + 1, shape)
+        place = cell + rng.choice([0.2, 0.3, 0.7, 0.8], shape)
+        span = size - 1 if aligned else size
+        columns.append((2 * place - (size - 1)) / span)
+    return np.stack(columns, -1).astype(np.float32)
+
+
 def _sequences() -> list[Case]:
     x = real(3, 4, seed=8)
     lengths = ints(2, 4, 1)
@@ -118,4 +158,11 @@ def _einsums() -> list[Case]:
     ]  # fmt: skip
 
 
-SELECTION_CASES = [*_gathers(), *_scatters(), *_sequences(), *_pads(), *_einsums()]
+SELECTION_CASES = [
+    *_gathers(),
+    *_scatters(),
+    *_samples(),
+    *_sequences(),
+    *_pads(),
+    *_einsums(),
+]

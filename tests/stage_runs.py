@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnxruntime as ort
 
-from edgetrain.bundle import Bundle, GraphName, Manifest, Mode, Role, view
+from edgetrain.bundle import Bundle
 from edgetrain.compiler.cut import Cut, CutFinder
 from edgetrain.compiler.program import Program
 from edgetrain.compiler.stage import Recipe, compile_stages
 from edgetrain.compiler.trainable import select_trainable
+from edgetrain.manifest import GraphName, Manifest, Mode, Role, view
 from edgetrain.optimizer_spec import LRSpec, OptimizerSpec
 from edgetrain.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgetrain.runtime.estimators.base import Tick

@@ -8,16 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgetrain.bundle import (
-    ALIGNMENT,
-    Bundle,
-    Mode,
-    WeightSpec,
-    lay_out,
-    sha256,
-    view,
-)
+from edgetrain.bundle import Bundle, sha256
 from edgetrain.errors import BundleError
+from edgetrain.manifest import ALIGNMENT, Mode, WeightSpec, lay_out, view
 from tests.stage_runs import compiled, finder
 
 FUZZ = settings(max_examples=150)

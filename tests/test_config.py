@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from device_agent import config as agent_config
 from edgetrain import train_config
-from edgetrain.bundle import Mode
 from edgetrain.compiler import loss
 from edgetrain.config import load
 from edgetrain.errors import ConfigError
 from edgetrain.losses import LOSSES
+from edgetrain.manifest import Mode
 from edgetrain.runtime.optim.lr import KINDS
 from edgetrain.runtime.optim.table import OPTIMIZERS
 from edgetrain.schedules.table import SCHEDULES

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from edgetrain.bundle import Mode
 from edgetrain.compiler.cut import CutFinder
 from edgetrain.compiler.normalise import normalise
 from edgetrain.compiler.program import Program
 from edgetrain.compiler.stage import Recipe, compile_stages
 from edgetrain.errors import PlanError
+from edgetrain.manifest import Mode
 from tests.cut_models import MODELS, program, samples
 from tests.small_models import build, normal
 from tests.stage_runs import compiled, evaluate, finder, whole

@@ -10,10 +10,12 @@ from onnx import helper
 from small_models import build, normal
 
 from edgetrain.compiler import reference
-from edgetrain.compiler.build import GraphBuilder, Node, constants, value_table
+from edgetrain.compiler.build import GraphBuilder, Node
 from edgetrain.compiler.decompose import decompose
+from edgetrain.compiler.masked_rows import guard_masked_rows
 from edgetrain.compiler.normalise import normalise
 from edgetrain.compiler.program import Program
+from edgetrain.compiler.values import constants, value_table
 from edgetrain.compiler.vjp import vjp
 from edgetrain.errors import GraphError
 from edgetrain.tensors import TensorSpec
@@ -192,6 +194,10 @@ def test_rows_of_which_nothing_is_left_have_no_value_and_no_slope(name: str) -> 
     feeds = {"x": normal(2, 3, 4, seed=9)}
     (y,) = reference.run(program.model, {**feeds, **program.weights}).values()
     np.testing.assert_array_equal(y[:, 1], 0)
+    again = onnx.ModelProto()
+    again.CopyFrom(program.model)
+    guard_masked_rows(again.graph)
+    assert again == program.model
     found = gradients(program, feeds)
     assert np.isfinite(found["w"]).all()
     step = normal(4, 4, seed=7)

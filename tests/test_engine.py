@@ -7,8 +7,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from edgetrain.bundle import GraphSpec, Port, Role
 from edgetrain.errors import EngineError
+from edgetrain.manifest import GraphSpec, Port, Role
 from edgetrain.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgetrain.sim.device import SlowedEngine
 

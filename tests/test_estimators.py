@@ -8,7 +8,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from edgetrain.bundle import Bundle, GraphName, GraphSpec, Mode, Role
+from edgetrain.bundle import Bundle
+from edgetrain.manifest import GraphName, GraphSpec, Mode, Role
 from edgetrain.runtime.engines.base import LoadedGraph
 from edgetrain.runtime.estimators.base import Tick
 from edgetrain.runtime.estimators.hybrid import Hybrid, Perturbation

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -9,9 +11,13 @@ from normal_form import expect_form, expect_same, outputs_of
 from onnx import TensorProto, helper
 from small_models import build, normal
 
+from coordinator.job import prepare
 from edgetrain.compiler import reference
+from edgetrain.compiler.export import differences
 from edgetrain.compiler.normalise import normalise
+from edgetrain.config import DataConfig, ModelConfig, RunConfig
 from edgetrain.errors import GraphError
+from edgetrain.train_config import TrainConfig
 
 node = helper.make_node
 
@@ -101,3 +107,19 @@ def test_a_branch_on_the_shape_that_another_branch_gives_is_taken() -> None:
     assert [n.op_type for n in program.model.graph.node] == ["MatMul", "Sub"]
     assert set(program.weights) == {"widen", "bias"}
     assert any("shift, factor" in remark for remark in program.remarks)
+
+
+def test_a_run_file_fixes_inputs(tmp_path: Path) -> None:
+    onnx.save(stateful(), tmp_path / "model.onnx")
+    np.savez(tmp_path / "data.npz", x=normal(8, 3), labels=normal(8, 3))
+    fixed = {"state": 0.0, "rate": 1.0}
+    job = prepare(
+        RunConfig(
+            ModelConfig(tmp_path / "model.onnx", loss="mse", fixed=fixed),
+            DataConfig(tmp_path / "data.npz"),
+            TrainConfig(steps=1, batch_size=4, microbatches=2),
+        )
+    )
+    assert [spec.shape for spec in job.program.inputs] == [(2, 3)]
+    exported = onnx.load_from_string(job.export({"w": normal(3, 3, seed=5)}))
+    assert differences(stateful(), exported) == []

@@ -10,10 +10,11 @@ from small_task import blobs, two_layers
 from coordinator.data import label_spec
 from coordinator.job import Job, prepare
 from coordinator.run_folder import resolved_toml
-from edgetrain.bundle import Bundle, Mode, view
+from edgetrain.bundle import Bundle
 from edgetrain.config import RunConfig, load
 from edgetrain.errors import ConfigError, DataError
 from edgetrain.losses import LossOptions
+from edgetrain.manifest import Mode, view
 from edgetrain.optimizer_spec import LRSpec, OptimizerSpec
 from edgetrain.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgetrain.runtime.estimators.base import Tick

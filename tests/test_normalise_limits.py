@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from small_models import build, conditional, convnet, mlp, normal
 
 from edgetrain.compiler import agreement, reference, shapes, tidy
-from edgetrain.compiler.build import value_table
 from edgetrain.compiler.normalise import normalise
+from edgetrain.compiler.values import value_table
 from edgetrain.errors import EngineError, GraphError
 
 node = helper.make_node
@@ -170,8 +170,11 @@ def test_refusals_name_the_culprit_and_the_way_out() -> None:
     )
     assert "Dropout node 'drop' also gives 'mask'" in refused(masked)
 
-    newer = build([node("Swish", ["x"], ["y"])], [("x", ["N", 3])], ["y"], opset=24)
-    assert "cannot be moved from opset 24" in refused(newer)
+    scatter = node("TensorScatter", ["x", "x"], ["y"])
+    newer = build([scatter], [("x", ["N", 3, 4])], ["y"], opset=24)
+    assert "moved from opset 24 to 20: No Previous Version of TensorScatter" in refused(
+        newer
+    )
 
 
 def test_a_contradicting_graph_is_a_graph_error() -> None:

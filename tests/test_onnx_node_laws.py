@@ -15,10 +15,12 @@ DIFFERENCES = 4e-3
 FLOAT_EPSILON = float(np.finfo(np.float32).eps)
 # Ops that draw anew on every run.
 REDRAWN = {"Dropout"}
-# Ops of which some case lies at a kink, a jump, a pole or infinity, in some elements.
+# Ops of which some case has elements at a kink or a jump, near a pole, or infinite, or so
+# many terms that rounding hides the differences.
 KINKED = {
-    "Atanh", "Attention", "BatchNormalization", "Cast", "CastLike", "Elu", "LSTM",
-    "LeakyRelu", "LogSoftmax", "LpNormalization", "MaxPool", "Pow", "ReduceLogSum",
+    "Atanh", "Attention", "BatchNormalization", "Cast", "CastLike", "Elu", "GridSample",
+    "LSTM", "LeakyRelu", "LogSoftmax", "LpNormalization", "MaxPool",
+    "NegativeLogLikelihoodLoss", "Pow", "ReduceLogSum",
     "ReduceLogSumExp", "ReduceMax", "ReduceMin", "ScatterND", "Selu",
     "SoftmaxCrossEntropyLoss", "Tan", "ThresholdedRelu",
 }  # fmt: skip
@@ -64,15 +66,19 @@ class Differences:
     def smooth(self, output: str) -> np.ndarray:
         """Where all estimates agree, as they do away from kinks and jumps."""
         index = self._case.outputs.index(output)
-        now, after, before = (self.at[t][index] for t in (0, 1, -1))
-        fine = self._central(index, 0.5)
+        fine, allowed = self._central(index, 0.5), self._tolerance(index)
         with np.errstate(invalid="ignore"):
             narrow = (self.at[0.5][index] - self.at[-0.5][index]) / STEP
-            bend = np.abs(after + before - 2 * now) / STEP
-        allowed = self._tolerance(index)
-        straight = bend < 0.1 * (largest(fine) + 0.1) + allowed
-        agree = np.abs(self._central(index, 1) - fine) < allowed / 2
-        return straight & agree & (np.abs(narrow - fine) < allowed / 2)
+            # The bend over a step shrinks with the step, unless there is a kink at 0.
+            kink = np.abs(2 * self._bend(index, 0.5) - self._bend(index, 1))
+            agree = np.abs(self._central(index, 1) - fine) < allowed / 2
+            return (kink < allowed) & agree & (np.abs(narrow - fine) < allowed / 2)
+
+    def _bend(self, index: int, width: float) -> np.ndarray:
+        """What the slopes after and before 0 differ by."""
+        now, after, before = (self.at[t][index] for t in (0, width, -width))
+        with np.errstate(invalid="ignore"):
+            return (after + before - 2 * now) / (width * STEP)
 
     def _run(self, t: float) -> list[np.ndarray]:
         case = self._case
@@ -101,8 +107,11 @@ class Differences:
 
 @pytest.mark.parametrize("op", LAWFUL)
 def test_every_case_of_an_op_obeys_the_laws(op: str) -> None:
+    cases = node_cases()[0].get(op, [])
+    if not cases and onnx.__version__ != COUNTED_WITH:
+        pytest.skip(f"onnx {onnx.__version__} has no such case")
     compared = 0
-    for case in node_cases()[0][op]:
+    for case in cases:
         assert mismatch(case) <= LAW, case.name
         if op in REDRAWN:
             continue

@@ -12,10 +12,10 @@ from inputs import CACHE
 from model_settings import SETTINGS
 from trial import GRADIENT_TOLERANCE, Setting, Stage, attempt, gradient_error
 
-from edgetrain.bundle import Mode
 from edgetrain.compiler.load import load
 from edgetrain.compiler.normalise import normalise
 from edgetrain.compiler.stage import Recipe, compile_stages
+from edgetrain.manifest import Mode
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "models.md"
 TRAINS = (

@@ -11,7 +11,6 @@ from forward_graph import Graph, node, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgetrain.bundle import GraphName, Mode, Role
 from edgetrain.compiler.build import Node, live_nodes
 from edgetrain.compiler.cost import node_flop
 from edgetrain.compiler.cut import CutFinder
@@ -20,6 +19,7 @@ from edgetrain.compiler.normalise import normalise
 from edgetrain.compiler.stage import Recipe, compile_stages
 from edgetrain.compiler.vjp import prepare, vjp
 from edgetrain.errors import UnsupportedOpError
+from edgetrain.manifest import GraphName, Mode, Role
 from edgetrain.runtime.estimators.base import Tick
 from edgetrain.runtime.stage import Stage
 from tests.small_models import build

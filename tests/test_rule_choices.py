@@ -7,6 +7,7 @@ import pytest
 from forward_graph import Graph, node, normal
 
 from edgetrain.compiler.build import Node
+from edgetrain.compiler.jvp import jvp
 from edgetrain.compiler.vjp import vjp
 from edgetrain.errors import UnsupportedOpError
 
@@ -57,6 +58,17 @@ def test_a_constant_image_has_finite_slopes() -> None:
     x = np.full((1, 2, 2, 2), 3, np.float32)
     found = slope(node("MeanVarianceNormalization", "x", "y", axes=[2, 3]), x, {})
     assert np.isfinite(found).all()
+
+
+def test_a_dropout_is_linear_while_its_mask_stays() -> None:
+    """So its derivative along x itself, in the same run, is y."""
+    constants = {"ratio": np.array(0.3, np.float32), "on": np.array(True)}
+    inputs = {"x": normal(4, 9)}
+    graph = Graph([node("Dropout", "x ratio on", "y m", seed=5)], inputs, constants)
+    ahead = jvp(graph.g, graph.nodes, {"x": graph.seed("x", inputs["x"])})
+    found = graph.run({"x": ahead["y"], "y": "y"})
+    assert np.count_nonzero(found["y"]) not in (0, inputs["x"].size)
+    np.testing.assert_allclose(found["x"], found["y"], rtol=1e-6)
 
 
 def test_ties_of_a_scatter_share_evenly() -> None:

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgetrain.bundle import GraphName, Mode, Role, view
 from edgetrain.errors import BundleError
+from edgetrain.manifest import GraphName, Mode, Role, view
 from edgetrain.optimizer_spec import LRSpec, OptimizerSpec
 from edgetrain.runtime.parameters import COMMITS_KEPT, RUN_AHEAD, Parameters, commits_kept
 from edgetrain.runtime.stage import Stage, check_complete, required_bytes
@@ -30,7 +30,7 @@ def test_the_warm_up_leaves_no_trace(name, mode):
     cuts = finder(name).valid()[:2]
     for bundle in compiled(name, cuts, modes=[mode] * 3):
         (stage,) = stages_of([bundle])
-        timing = stage.warm_up()
+        timing = stage.warm_up().timing
         assert timing.forward_s >= 0
         assert timing.backward_s >= 0
         assert np.array_equal(stage.parameters.weights, bundle.weights)

@@ -10,11 +10,13 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from edgetrain.bundle import Bundle, GraphName, Mode, Role, view
+from edgetrain.bundle import Bundle
 from edgetrain.compiler.build import Node as CompilerNode
-from edgetrain.compiler.build import live_nodes, tensor_spec
+from edgetrain.compiler.build import live_nodes
 from edgetrain.compiler.stage import pick_output
+from edgetrain.compiler.values import tensor_spec
 from edgetrain.errors import GraphError
+from edgetrain.manifest import GraphName, Mode, Role, view
 from edgetrain.tensors import TensorSpec
 from tests.cut_models import MODELS, program, samples
 from tests.stage_runs import (

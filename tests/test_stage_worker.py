@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from edgetrain.bundle import Mode
 from edgetrain.errors import DataError
+from edgetrain.manifest import Mode
 from edgetrain.optimizer_spec import LRSpec, OptimizerSpec
 from edgetrain.runtime.estimators.base import Tick
 from edgetrain.runtime.parameters import COMMITS_KEPT, RUN_AHEAD

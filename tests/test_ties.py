@@ -11,12 +11,12 @@ from normal_form import expect_form, expect_same
 from onnx import TensorProto, helper, numpy_helper
 from small_models import build, normal
 
-from edgetrain.bundle import GraphName, Mode, Role
 from edgetrain.compiler import reference, ties
 from edgetrain.compiler.export import differences, export
 from edgetrain.compiler.normalise import normalise
 from edgetrain.compiler.program import Program, Tie
 from edgetrain.compiler.stage import Recipe, compile_stages
+from edgetrain.manifest import GraphName, Mode, Role
 
 node = helper.make_node
 EMBED, HEAD = "embed", "onnx::MatMul_7"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -40,6 +40,7 @@ class Trial:
         batch: the rows that `model` takes of each input.
         extents: the rows that `original` takes, by input.
         tolerance: largest difference, relative to the largest value of an output.
+        apart: weights that `original` takes as inputs too.
     """
 
     original: onnx.ModelProto
@@ -48,6 +49,7 @@ class Trial:
     batch: int
     extents: Mapping[str, int]
     tolerance: float = TOLERANCE
+    apart: Mapping[str, Array] = field(default_factory=dict)
 
 
 def verify(trial: Trial, feeds: Mapping[str, Array]) -> str:
@@ -70,7 +72,8 @@ def verify(trial: Trial, feeds: Mapping[str, Array]) -> str:
         values = amplify(feeds, common, factor)
         own = as_float32(leading(values, dict.fromkeys(values, trial.batch)))
         got = reference.run(trial.model, {**own, **trial.weights})
-        expected = _expected(trial.original, leading(values, trial.extents))
+        theirs = {**leading(values, trial.extents), **trial.apart}
+        expected = _expected(trial.original, theirs)
         if expected is None:
             if rebatched:
                 raise GraphError(_UNCHECKED)
@@ -110,7 +113,7 @@ def leading(feeds: Mapping[str, Array], rows: Mapping[str, int]) -> dict[str, Ar
 def as_float32(feeds: Mapping[str, Array]) -> dict[str, Array]:
     """The arrays with every floating-point one as float32."""
     return {
-        name: value.astype(np.float32) if value.dtype.kind == "f" else value
+        name: value.astype(np.float32, copy=False) if value.dtype.kind == "f" else value
         for name, value in feeds.items()
     }
 

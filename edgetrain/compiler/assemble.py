@@ -6,8 +6,19 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from edgetrain.bundle import (
-    Bundle,
+from edgetrain.bundle import Bundle
+from edgetrain.compiler.batch_statistics import running_statistics, use_batch_statistics
+from edgetrain.compiler.build import GraphBuilder, Node
+from edgetrain.compiler.loss import Criterion, attach
+from edgetrain.compiler.origin import origins, weights_of
+from edgetrain.compiler.part import Part
+from edgetrain.compiler.ports import COTANGENT, StageGraphs, make_port, merged, result_ports
+from edgetrain.compiler.program import Program
+from edgetrain.compiler.rules.blocked import use_blocks
+from edgetrain.compiler.trainable import LINEAR_OPS, tail_weights
+from edgetrain.compiler.values import constants, value_table
+from edgetrain.compiler.vjp import prepare, vjp
+from edgetrain.manifest import (
     GraphName,
     Manifest,
     Mode,
@@ -17,15 +28,6 @@ from edgetrain.bundle import (
     lay_out,
     view,
 )
-from edgetrain.compiler.batch_statistics import running_statistics, use_batch_statistics
-from edgetrain.compiler.build import GraphBuilder, Node, constants, value_table
-from edgetrain.compiler.loss import Criterion, attach
-from edgetrain.compiler.origin import origins, weights_of
-from edgetrain.compiler.part import Part
-from edgetrain.compiler.ports import COTANGENT, StageGraphs, make_port, merged, result_ports
-from edgetrain.compiler.program import Program
-from edgetrain.compiler.trainable import LINEAR_OPS, tail_weights
-from edgetrain.compiler.vjp import prepare, vjp
 from edgetrain.tensors import TensorSpec
 
 
@@ -59,29 +61,32 @@ class Assembler:
         Raises:
             GraphError: the loss does not fit, or a node has no differentiation rule.
         """
-        stage = _Stage(self, part, tuple(cotangents_in))
-        if part.mode is Mode.HYBRID:
-            stage.add_perturbed()
-        elif part.target:
-            stage.add_fused()
-        else:
-            stage.add_split()
-        stage.add_evaluate()
-        return stage.bundle()
+        bundle = _Stage(self, part, tuple(cotangents_in), 0).compile()
+        if part.block:
+            fast = _Stage(self, part, tuple(cotangents_in), part.block).compile()
+            if fast.graphs != bundle.graphs:
+                return bundle.with_fast(fast, part.block)
+        return bundle
 
-    def builder(self, inlined: Iterable[str] = ()) -> GraphBuilder:
-        """A builder that knows all primal values; the weights `inlined` are constants."""
+    def builder(self, inlined: Iterable[str] = (), block: int = 0) -> GraphBuilder:
+        """A builder that knows all primal values.
+
+        Args:
+            inlined: the weights that are constants.
+            block: of the engine's own layout; 0 for portable graphs.
+        """
         weights = {name: np.asarray(self.program.weights[name]) for name in inlined}
-        return GraphBuilder(self._values, self._constants | weights)
+        return GraphBuilder(self._values, self._constants | weights, block=block)
 
 
 class _Stage:
     """One stage in the making."""
 
     def __init__(
-        self, owner: Assembler, part: Part, cotangents_in: tuple[str, ...]
+        self, owner: Assembler, part: Part, cotangents_in: tuple[str, ...], block: int
     ) -> None:
         self._owner = owner
+        self._block = block
         self._part = part
         self._cotangents_in = cotangents_in
         self._cotangents_out: tuple[str, ...] = ()
@@ -100,6 +105,17 @@ class _Stage:
         self._inlined = [n for n in weights if n not in self._held]
         self._graphs = StageGraphs(part, self._held)
 
+    def compile(self) -> Bundle:
+        """All the graphs of the stage's mode."""
+        if self._part.mode is Mode.HYBRID:
+            self.add_perturbed()
+        elif self._part.target:
+            self.add_fused()
+        else:
+            self.add_split()
+        self.add_evaluate()
+        return self.bundle()
+
     def add_fused(self) -> None:
         """`loss`: the last stage's loss, gradients and upstream cotangents in one graph."""
         g, nodes, statistics = self._training_forward()
@@ -112,18 +128,19 @@ class _Stage:
     def add_split(self) -> None:
         """`forward` gives the stash that `backward` takes, if any gradient is wanted."""
         g, nodes, statistics = self._training_forward()
+        forward = list(g.nodes)
         seeds = self._seeds(g, self._cotangents_in)
         found = self._differentiate(g, nodes, seeds)
         results = result_ports(g, found, self._cotangents_out, seeds.values())
-        backward = g.nodes[len(nodes) :]
+        backward = g.nodes[len(forward) :]
         stash = self._graphs.add(g, GraphName.BACKWARD, results, backward)
         sends = self._made_ports(g, self._part.sends, Role.ACTIVATION)
-        self._graphs.add(g, GraphName.FORWARD, merged(sends, statistics, stash), nodes)
+        self._graphs.add(g, GraphName.FORWARD, merged(sends, statistics, stash), forward)
 
     def add_perturbed(self) -> None:
         """`forward` alone, and `contract`: exact gradients from the last linear op on."""
         g = self._inference_forward()
-        nodes = list(g.nodes)
+        emitted = list(g.nodes)
         forward = self._made_ports(g, self._part.sends, Role.ACTIVATION)
         ends = self._cotangents_in
         if self._part.target:
@@ -131,10 +148,10 @@ class _Stage:
             forward.append(make_port(g, self._part.target, Role.ACTIVATION))
             self._add_criterion()
         seeds = self._seeds(g, ends)
-        found = vjp(g, nodes, seeds, self._tail_weights())
+        found = vjp(g, self._part.nodes, seeds, self._tail_weights())
         results = result_ports(g, found, (), seeds.values())
-        stash = self._graphs.add(g, GraphName.CONTRACT, results, g.nodes[len(nodes) :])
-        self._graphs.add(g, GraphName.FORWARD, merged(forward, stash), nodes)
+        stash = self._graphs.add(g, GraphName.CONTRACT, results, g.nodes[len(emitted) :])
+        self._graphs.add(g, GraphName.FORWARD, merged(forward, stash), emitted)
         self._cotangents_out = tuple(
             name
             for name in self._part.wanted_upstream
@@ -208,19 +225,19 @@ class _Stage:
         return found
 
     def _training_forward(self) -> tuple[GraphBuilder, list[Node], list[Port]]:
-        g = self._owner.builder(self._inlined)
+        g = self._owner.builder(self._inlined, self._block)
         nodes: list[Node] = list(self._part.nodes)
         statistics: list[Port] = []
         if self._part.batch_statistics:
             nodes, statistics = use_batch_statistics(g, nodes)
         nodes = prepare(g, nodes)
-        for node in nodes:
+        for node in use_blocks(g, nodes):
             g.append(node)
         return g, nodes, statistics
 
     def _inference_forward(self) -> GraphBuilder:
-        g = self._owner.builder(self._inlined)
-        for node in self._part.nodes:
+        g = self._owner.builder(self._inlined, self._block)
+        for node in use_blocks(g, self._part.nodes):
             g.append(node)
         return g
 

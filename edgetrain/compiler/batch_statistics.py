@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from edgetrain.bundle import Port, Role, RunningStatistic
 from edgetrain.compiler.build import GraphBuilder, Node
+from edgetrain.manifest import Port, Role, RunningStatistic
 
 DEFAULT_MOMENTUM: Final = 0.9  # ONNX BatchNormalization
 

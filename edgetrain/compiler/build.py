@@ -14,6 +14,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from edgetrain.compiler.program import IR_VERSION, OPSET
+from edgetrain.compiler.values import value_info
 from edgetrain.errors import GraphError
 from edgetrain.tensors import TensorSpec
 
@@ -24,13 +25,17 @@ Attribute = Any
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One ONNX node, decoded. An absent optional input or output is ``""``."""
+    """One ONNX node, decoded. An absent optional input or output is ``""``.
+
+    `domain` is empty for ONNX's own operators.
+    """
 
     op_type: str
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    domain: str = ""
 
     @property
     def output(self) -> str:
@@ -62,7 +67,12 @@ class Node:
             for key, value in self.attributes.items()
         }
         return helper.make_node(
-            self.op_type, self.inputs, self.outputs, self.name, **attributes
+            self.op_type,
+            self.inputs,
+            self.outputs,
+            self.name,
+            domain=self.domain,
+            **attributes,
         )
 
 
@@ -104,12 +114,21 @@ class GraphBuilder:
         mean, variance = g.multi("Foo", x, outputs=2)
 
     The shape and type of primal values come from the program; those of emitted values are
-    not tracked unless given by `describe`.
+    not tracked unless given by `describe`. An operator outside ONNX is written
+    ``domain::Op``.
+
+    Attributes:
+        block: channels in a block of the engine's own layout; 0: portable graphs only.
     """
 
     def __init__(
-        self, values: Mapping[str, TensorSpec], constants: Mapping[str, Array]
+        self,
+        values: Mapping[str, TensorSpec],
+        constants: Mapping[str, Array],
+        *,
+        block: int = 0,
     ) -> None:
+        self.block = block
         self.nodes: list[Node] = []
         self._values = dict(values)
         self._constants: dict[str, Array] = dict(constants)
@@ -123,9 +142,10 @@ class GraphBuilder:
         self, op_type: str, *inputs: str, outputs: int, **attributes: Attribute
     ) -> tuple[str, ...]:
         """Emit a node of several outputs."""
+        domain, _, op_type = op_type.rpartition("::")
         name = self.new_name(op_type)
         names = tuple(name if i == 0 else f"{name}:{i}" for i in range(outputs))
-        self.nodes.append(Node(op_type, name, inputs, names, attributes))
+        self.nodes.append(Node(op_type, name, inputs, names, attributes, domain))
         return names
 
     def new_name(self, stem: str) -> str:
@@ -229,7 +249,14 @@ class GraphBuilder:
         )
         return helper.make_model(
             graph,
-            opset_imports=[helper.make_opsetid("", OPSET)],
+            opset_imports=[
+                helper.make_opsetid("", OPSET),
+                *(
+                    helper.make_opsetid(d, 1)
+                    for d in sorted({n.domain for n in nodes})
+                    if d
+                ),
+            ],
             ir_version=IR_VERSION,
             producer_name="edgetrain",
         )
@@ -249,42 +276,6 @@ def live_nodes(nodes: Iterable[Node], wanted: set[str]) -> list[Node]:
             kept.append(node)
             wanted.update(node.reads)
     return kept[::-1]
-
-
-def value_info(spec: TensorSpec) -> onnx.ValueInfoProto:
-    dtype = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
-    return helper.make_tensor_value_info(spec.name, dtype, list(spec.shape))
-
-
-def tensor_spec(info: onnx.ValueInfoProto) -> TensorSpec:
-    """Read a value's type and static shape.
-
-    Raises:
-        GraphError: it is not a tensor, or an extent is not a number.
-    """
-    tensor = info.type.tensor_type
-    if not info.type.HasField("tensor_type") or not tensor.HasField("shape"):
-        raise GraphError(f"value {info.name!r} has no known tensor shape")
-    dims = tensor.shape.dim
-    if not all(d.HasField("dim_value") for d in dims):
-        raise GraphError(f"value {info.name!r} has an extent that is not a number")
-    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).name
-    return TensorSpec(info.name, dtype, tuple(int(d.dim_value) for d in dims))
-
-
-def value_table(model: onnx.ModelProto) -> dict[str, TensorSpec]:
-    """Type and shape of every value of a normalised model."""
-    graph = model.graph
-    infos = (*graph.input, *graph.value_info, *graph.output)
-    table = {info.name: tensor_spec(info) for info in infos}
-    for tensor in graph.initializer:
-        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type)).name
-        table[tensor.name] = TensorSpec(tensor.name, dtype, tuple(tensor.dims))
-    return table
-
-
-def constants(model: onnx.ModelProto) -> dict[str, Array]:
-    return {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
 
 
 def _attribute(proto: onnx.AttributeProto) -> Attribute:

@@ -7,11 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from edgetrain.compiler.build import Node, value_table
+from edgetrain.compiler.build import Node
 from edgetrain.compiler.cost import node_flop
 from edgetrain.compiler.origin import origins, prepares, weights_of
 from edgetrain.compiler.program import Program
 from edgetrain.compiler.trainable import LINEAR_OPS
+from edgetrain.compiler.values import value_table
 from edgetrain.errors import PlanError
 from edgetrain.tensors import TensorSpec
 

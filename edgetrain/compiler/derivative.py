@@ -10,12 +10,13 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from edgetrain.compiler.build import GraphBuilder, Node, Subgraph, constants, value_table
+from edgetrain.compiler.build import GraphBuilder, Node, Subgraph
 from edgetrain.compiler.jvp import jvp
 from edgetrain.compiler.loss import LABELS, Criterion, attach, target
 from edgetrain.compiler.program import Program
 from edgetrain.compiler.rules.shaping import zeros
 from edgetrain.compiler.stage import pick_output
+from edgetrain.compiler.values import constants, value_table
 from edgetrain.compiler.vjp import prepare, vjp
 from edgetrain.errors import GraphError
 from edgetrain.losses import LossOptions

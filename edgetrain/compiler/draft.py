@@ -18,25 +18,34 @@ Array = npt.NDArray[Any]
 _NAMED: Final = 4  # names that a remark lists before it only counts
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Draft:
     """A model on its way to a Program.
 
     Attributes:
-        model: rewritten in place or replaced, step by step.
+        original: the file's graph in inference form.
+        model: the copy that is rewritten, in place or replaced, step by step.
         batch: samples a microbatch.
-        feeds: random data inputs.
+        extents: the rows that `original` takes, by input.
+        sample: a random value of each data input, for the larger batch of the two.
+        feeds: the same for `batch` rows.
+        apart: large weights, which both graphs take as inputs, in the file's type.
+        weights: all weights found so far.
         constants: the tensors that the file holds.
         tie: matrices that are equal become one weight.
         integers: how many tensors of the file are quantised.
     """
 
+    original: onnx.ModelProto
     model: onnx.ModelProto
     batch: int
+    extents: Mapping[str, int]
+    sample: Mapping[str, Array]
     feeds: dict[str, Array]
+    apart: Mapping[str, Array]
+    weights: dict[str, npt.NDArray[np.float32]]
     constants: frozenset[str]
-    tie: bool
-    weights: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    tie: bool = False
     remarks: list[str] = field(default_factory=list)
     tolerance: float = agreement.TOLERANCE
     ties: tuple[Tie, ...] = ()
@@ -46,11 +55,16 @@ class Draft:
     def all_feeds(self) -> dict[str, Array]:
         return {**self.feeds, **self.weights}
 
-    def trial(
-        self, original: onnx.ModelProto, extents: Mapping[str, int]
-    ) -> agreement.Trial:
+    @property
+    def trial(self) -> agreement.Trial:
         return agreement.Trial(
-            original, self.model, self.weights, self.batch, extents, self.tolerance
+            self.original,
+            self.model,
+            self.weights,
+            self.batch,
+            self.extents,
+            tolerance=self.tolerance,
+            apart=self.apart,
         )
 
 

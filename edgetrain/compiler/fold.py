@@ -99,7 +99,7 @@ def convert(model: onnx.ModelProto) -> onnx.ModelProto:
         try:
             model = version_converter.convert_version(model, OPSET)
         except (RuntimeError, version_converter.ConvertError) as error:
-            reason = str(error).strip().split("\n", 1)[0]
+            reason = str(error).strip().split("\n", 1)[0].rpartition(" failed: ")[2]
             raise GraphError(
                 f"the model cannot be moved from opset {version} to {OPSET}: {reason};"
                 f" export it again with opset_version={OPSET}"

@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 from edgetrain.compiler.tidy import set_nodes
 
 LOWEST: Final = float(np.finfo(np.float32).min)
-_LOWEST: Final = "et/lowest"
+_BOUND: Final = "et/lowest"
 _ALIASES: Final = frozenset({"Cast", "Identity"})
 
 
@@ -25,7 +25,7 @@ def guard_masked_rows(graph: onnx.GraphProto) -> None:
     """Bound the scores of each Softmax that a Where corrects, in place.
 
     What the graph computes stays the same, but for rows that it computes as NaN and does
-    not replace.
+    not replace. A graph that was guarded before stays as it is.
 
     Args:
         graph: at our opset, float32, its nodes sorted.
@@ -37,6 +37,8 @@ def guard_masked_rows(graph: onnx.GraphProto) -> None:
         if node.op_type != "Where":
             continue
         for softmax in filter(None, (_softmax(makers, name) for name in node.input[1:])):
+            if softmax.input[0] == _scores(softmax):
+                continue
             guarded[softmax.output[0]] = softmax
             test = makers.get(node.input[0])
             if _tests(makers, test, softmax):
@@ -59,7 +61,7 @@ def _rewrite(
             kept.append(_bound(node))
         kept.append(node)
     bound = np.array(LOWEST, np.float32)
-    graph.initializer.append(numpy_helper.from_array(bound, _LOWEST))
+    graph.initializer.append(numpy_helper.from_array(bound, _BOUND))
     for axis in sorted({_axis(softmax) for softmax in tests.values()}):
         value = np.array([axis], np.int64)
         graph.initializer.append(numpy_helper.from_array(value, _axis_name(axis)))
@@ -81,7 +83,7 @@ def _bound(softmax: onnx.NodeProto) -> onnx.NodeProto:
     """Let a Softmax read bounded scores, which the returned node makes."""
     given, scores = softmax.input[0], _scores(softmax)
     softmax.input[0] = scores
-    return helper.make_node("Clip", [given, _LOWEST], [scores])
+    return helper.make_node("Clip", [given, _BOUND], [scores])
 
 
 def _row_test(softmax: onnx.NodeProto, result: str) -> list[onnx.NodeProto]:
@@ -91,7 +93,7 @@ def _row_test(softmax: onnx.NodeProto, result: str) -> list[onnx.NodeProto]:
     return [
         helper.make_node("ReduceMax", [scores, axis], [row]),
         helper.make_node("Max", [scores, row], [each]),
-        helper.make_node("Equal", [each, _LOWEST], [result]),
+        helper.make_node("Equal", [each, _BOUND], [result]),
     ]
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import numpy.typing as npt
 import onnx
 
-from edgetrain.compiler import agreement, intake, quantised, sites, ties, weights
+from edgetrain.compiler import agreement, intake, large, quantised, sites, ties, weights
 from edgetrain.compiler import shapes as static
-from edgetrain.compiler.build import tensor_spec
 from edgetrain.compiler.decompose import decompose
 from edgetrain.compiler.draft import (
     Draft,
@@ -32,6 +31,7 @@ from edgetrain.compiler.tidy import (
     settle_casts,
     subgraphs,
 )
+from edgetrain.compiler.values import tensor_spec
 from edgetrain.errors import EngineError, GraphError
 
 Array = npt.NDArray[Any]
@@ -66,29 +66,56 @@ def normalise(
     """
     if batch < 1:
         raise GraphError(f"the batch size is {batch}; it must be at least 1")
-    original = intake.to_inference(intake.open_up(model))
-    intake.fix_inputs(original, fixed or {}, batch)
-    widened = intake.to_float32(original, intake.BFLOAT16)
-    work = onnx.ModelProto()
-    work.CopyFrom(original)
-    extents = static.bind(work.graph, batch, shapes or {})
-    sample = agreement.sample(work.graph, max([batch, *extents.values()]))
-    feeds = agreement.leading(sample, dict.fromkeys(sample, batch))
-    draft = Draft(work, batch, feeds, held_constants(original.graph, fixed or ()), tie)
-    remark_types(draft, widened)
-    remark_integers(draft)
-    foreign = {name: extent for name, extent in extents.items() if extent != batch}
+    held = sites.find(model)
+    draft = _begin(model, held, batch, shapes or {}, fixed or {})
+    draft.tie = tie
+    foreign = {name: rows for name, rows in draft.extents.items() if rows != batch}
     try:
-        _rewrite(draft, sites.find(model), foreign)
-        remark = agreement.verify(draft.trial(original, extents), sample)
+        _rewrite(draft, held, foreign)
+        remark = agreement.verify(draft.trial, draft.sample)
     except (GraphError, EngineError) as error:
-        if len(set(extents.values())) == 1 and foreign:
+        if len(set(draft.extents.values())) == 1 and foreign:
             # What fails at the file's own batch size too has another reason.
             own = next(iter(foreign.values()))
             normalise(model, batch=own, shapes=shapes, fixed=fixed, tie=tie)
         raise _explained(error, foreign, batch) from error
     draft.remarks += [remark] if remark else []
-    return _program(draft, model)
+    return _program(draft, held)
+
+
+def _begin(
+    model: onnx.ModelProto,
+    held: Mapping[str, sites.Site],
+    batch: int,
+    shapes: Shapes,
+    fixed: Mapping[str, float],
+) -> Draft:
+    """The file's graph in inference form, and a copy of it with static input shapes."""
+    skeleton, apart = large.set_apart(model, held)
+    original = intake.to_inference(intake.open_up(skeleton))
+    intake.fix_inputs(original, fixed, batch)
+    widened = intake.to_float32(original, intake.BFLOAT16)
+    widened |= {held[name].source.dtype for name in apart} & {"bfloat16"}
+    work = onnx.ModelProto()
+    work.CopyFrom(original)
+    extents = static.bind(work.graph, batch, shapes)
+    sample = agreement.sample(work.graph, max([batch, *extents.values()]))
+    draft = Draft(
+        original=original,
+        model=work,
+        batch=batch,
+        extents=extents,
+        sample=sample,
+        apart=apart,
+        feeds=agreement.leading(sample, dict.fromkeys(sample, batch)),
+        weights=agreement.as_float32(apart),
+        constants=held_constants(original.graph, fixed),
+    )
+    for graph in (original.graph, work.graph):
+        large.declare(graph, apart)
+    remark_types(draft, widened)
+    remark_integers(draft)
+    return draft
 
 
 def _explained(
@@ -178,9 +205,8 @@ def _drop_unused(draft: Draft) -> None:
         )
 
 
-def _program(draft: Draft, model: onnx.ModelProto) -> Program:
+def _program(draft: Draft, held: Mapping[str, sites.Site]) -> Program:
     graph = draft.model.graph
-    held = sites.find(model)
     states = {
         name
         for node in graph.node

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from edgetrain.bundle import Mode
 from edgetrain.compiler.build import Node
 from edgetrain.losses import LossOptions
+from edgetrain.manifest import Mode
 from edgetrain.tensors import TensorSpec
 
 
@@ -25,6 +25,7 @@ class Part:
         target: what the loss applies to; empty for all but the last stage.
         output: the model's output that is, or follows from, `target`.
         batch_statistics: BatchNormalization uses its microbatch's statistics.
+        block: of the device's own layout, for a fast path; 0: portable graphs only.
     """
 
     stage: int
@@ -39,6 +40,7 @@ class Part:
     target: str
     output: str
     batch_statistics: bool
+    block: int = 0
 
     @cached_property
     def made(self) -> frozenset[str]:

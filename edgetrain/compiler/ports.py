@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from edgetrain.bundle import GraphName, GraphSpec, Port, Role, sha256
+from edgetrain.bundle import sha256
 from edgetrain.compiler.build import GraphBuilder, Node, live_nodes
 from edgetrain.compiler.loss import LABELS
 from edgetrain.compiler.part import Part
+from edgetrain.manifest import GraphName, GraphSpec, Port, Role
 from edgetrain.tensors import TensorSpec
 
 COTANGENT: Final = "cotangent/"

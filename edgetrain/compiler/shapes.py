@@ -11,7 +11,7 @@ import onnx
 from onnx import helper, numpy_helper, shape_inference
 
 from edgetrain.compiler import reference
-from edgetrain.compiler.build import tensor_spec, value_info
+from edgetrain.compiler.values import tensor_spec, value_info
 from edgetrain.errors import EngineError, GraphError
 from edgetrain.tensors import TensorSpec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgetrain.bundle import Bundle, Mode
+from edgetrain.bundle import Bundle
 from edgetrain.compiler.assemble import Assembler
 from edgetrain.compiler.build import Node
 from edgetrain.compiler.cut import Cut, CutFinder
@@ -14,6 +14,7 @@ from edgetrain.compiler.part import Part
 from edgetrain.compiler.program import Program
 from edgetrain.errors import GraphError, PlanError
 from edgetrain.losses import PLAIN, LossOptions
+from edgetrain.manifest import Mode
 from edgetrain.tensors import TensorSpec
 
 
@@ -39,6 +40,7 @@ class Recipe:
     batch_statistics: bool = True
     output: str = ""
     model_sha256: str = ""
+    blocks: tuple[int, ...] = ()
     loss_options: LossOptions = PLAIN
 
 
@@ -126,6 +128,7 @@ def _parts(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Part]:
                 target=goal if last else "",
                 output=output.name,
                 batch_statistics=recipe.batch_statistics and mode is Mode.VJP,
+                block=recipe.blocks[stage] if recipe.blocks else 0,
             )
         )
     return parts

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from edgetrain.bundle import Manifest
 from edgetrain.errors import WireError
+from edgetrain.manifest import Manifest
 from edgetrain.runtime.estimators.base import Arrays, Tick
 from edgetrain.runtime.mailbox import Mailbox, Slot
 from edgetrain.runtime.outbox import Outbox

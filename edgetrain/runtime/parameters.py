@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from edgetrain.bundle import Bundle, GraphSpec, Manifest, Role, WeightSpec, view
+from edgetrain.bundle import Bundle
+from edgetrain.manifest import GraphSpec, Manifest, Role, WeightSpec, view
 
 Vector = npt.NDArray[np.float32]
 # The commit just made, and the one whose loss is known to be finite.

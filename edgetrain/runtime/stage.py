@@ -10,9 +10,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edgetrain.bundle import Bundle, GraphName, Manifest, Mode, Role
+from edgetrain.bundle import Bundle
 from edgetrain.errors import BundleError
 from edgetrain.losses import hit_share
+from edgetrain.manifest import GraphName, Manifest, Mode, Role
 from edgetrain.optimizer_spec import OptimizerSpec
 from edgetrain.runtime.engines.base import Engine
 from edgetrain.runtime.estimators.backprop import Backprop
@@ -54,6 +55,14 @@ class Timing:
 
     forward_s: float
     backward_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A run on made-up values: its times, and all that it computed, by name."""
+
+    timing: Timing
+    results: Arrays
 
 
 class Stage:
@@ -143,22 +152,28 @@ class Stage:
             hits = hit_share(scores, labels, self.manifest.loss_options)
         return Evaluation(losses, hits)
 
-    def warm_up(self) -> Timing:
+    def warm_up(self) -> Trial:
         """Run forward and backward on made-up values, leaving no trace in the weights."""
         before = self.parameters.weights.copy()
         forwards, backwards = [], []
+        results: dict[str, npt.NDArray[Any]] = {}
         for turn in range(WARM_UPS):
             tick = Tick(0, turn)
+            self.parameters.begin_step()
             start = time.perf_counter()
-            self._estimator.forward(tick, _made_up(self.manifest.receives))
+            sent = self._estimator.forward(tick, _made_up(self.manifest.receives))
             middle = time.perf_counter()
-            self._estimator.backward(tick, self._made_up_arriving())
+            returned = self._estimator.backward(tick, self._made_up_arriving())
             forwards.append(middle - start)
             backwards.append(time.perf_counter() - middle)
+            if turn == 0:
+                gradient = {"gradient": self.parameters.gradient.copy()}
+                state = {"state": self.parameters.weights.copy()}
+                results = {**sent, **returned.cotangents, **gradient, **state}
             np.copyto(self.parameters.weights, before)
         self.parameters.gradient[...] = 0
         self.parameters.begin_step()
-        return Timing(min(forwards), min(backwards))
+        return Trial(Timing(min(forwards), min(backwards)), results)
 
     def _made_up_arriving(self) -> Arrays:
         if self.manifest.labels is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from edgetrain.bundle import GraphSpec
+from edgetrain.manifest import GraphSpec
 from edgetrain.runtime.engines.base import Array, Engine, LoadedGraph
 
 

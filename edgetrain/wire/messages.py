@@ -42,6 +42,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
         gradient: ``"auto"``, or the one mode the device accepts.
         memory_bytes: what it lends to training.
         flop_per_s: measured by a short probe.
+        block: channels in a block of the engine's own layout; 0: it has none.
     """
 
     device: str
@@ -54,6 +55,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     flop_per_s: float
     cores: int
     datasets: tuple[DatasetInfo, ...] = ()
+    block: int = 0
 
 
 class Route(msgspec.Struct, frozen=True):

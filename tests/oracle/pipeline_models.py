@@ -1,4 +1,4 @@
-"""PyTorch models that are exported, trained in a pipeline, and trained by PyTorch itself."""
+"""PyTorch models that are exported, trained in a pipeline, and trained by PyTorch."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def state(model) -> dict[str, np.ndarray]:
 def pair(
     before: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray]
 ) -> dict[str, tuple[str, bool]]:
-    """For each of PyTorch's tensors, the file's weight of equal value, and if transposed."""
+    """For each of PyTorch's tensors, the file's equal weight, and if it is transposed."""
     pairs = {}
     for name, value in before.items():
         for other, weight in weights.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -91,17 +92,27 @@ def by_pipeline(
     return dict(normalise(trained, batch=1).weights)
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What is compared: a model, in how many stages, as which exporter writes it."""
+
+    name: str
+    stages: int
+    dynamo: bool
+
+
 def compare(
-    name: str, folder: Path, broker: Broker, train: TrainConfig, stages: int, dynamo: bool
+    setting: Setting, folder: Path, broker: Broker, train: TrainConfig
 ) -> tuple[float, str]:
+    name = setting.name
     model = models.make(name)
     path = folder / "model.onnx"
-    models.export(name, model, path, dynamo=dynamo)
+    models.export(name, model, path, dynamo=setting.dynamo)
     x, labels = models.samples(name, BATCH * 4)
     np.savez(folder / "data.npz", x=x, labels=labels)
     pairs = models.pair(models.state(model), normalise(onnx.load(path), batch=1).weights)
     by_torch(name, model, train, train.steps)
-    weights = by_pipeline(path, broker, train, stages, folder / "run")
+    weights = by_pipeline(path, broker, train, setting.stages, folder / "run")
     return models.largest_difference(models.state(model), weights, pairs)
 
 
@@ -121,7 +132,7 @@ def test_sgd_with_momentum_equals_torch(
         shuffle=False,
     )
     dynamo = (stages + len(schedule)) % 2 == 0  # both exporters, each in half of the cases
-    worst, tensor = compare(name, tmp_path, broker, train, stages, dynamo)
+    worst, tensor = compare(Setting(name, stages, dynamo), tmp_path, broker, train)
     assert worst < 1e-5, tensor
 
 
@@ -136,7 +147,7 @@ def test_adam_equals_torch(name: str, stages: int, broker: Broker, tmp_path: Pat
         lr=1e-3,
         shuffle=False,
     )
-    worst, tensor = compare(name, tmp_path, broker, train, stages, dynamo=stages == 1)
+    worst, tensor = compare(Setting(name, stages, stages == 1), tmp_path, broker, train)
     assert worst < 1e-4, tensor
 
 
@@ -157,5 +168,5 @@ def test_batch_norm_equals_torch_step_by_step(
             momentum=0.9,
             shuffle=False,
         )
-        worst, tensor = compare(name, folder, broker, train, stages, dynamo=False)
+        worst, tensor = compare(Setting(name, stages, False), folder, broker, train)
         assert worst < 1e-5, f"{tensor} after {steps}"

@@ -83,6 +83,11 @@ def loss(function: Forward) -> Forward:
     return apply
 
 
+def grid_sample(x, grid, mode, padding_mode, align_corners):
+    mode = "bilinear" if mode == "linear" else mode
+    return F.grid_sample(x, grid, mode, padding_mode, bool(align_corners))
+
+
 def fold(x, image, block, **more):
     size, kernel = image.tolist(), block.tolist()
     pads, one = more.get("pads", [0, 0]), [1, 1]
@@ -98,6 +103,7 @@ FORWARDS: dict[str, Forward] = {
     "CumSum": cumsum,
     "Einsum": lambda *x, equation: torch.einsum(equation, *x),
     "GatherElements": lambda x, i, axis: x.gather(axis, i % x.shape[axis]),
+    "GridSample": grid_sample,
     "GroupNormalization": group_norm,
     "LRN": lambda x, size, alpha, beta=0.75, bias=1.0: F.local_response_norm(
         x, size, alpha, beta, bias

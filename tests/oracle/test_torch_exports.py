@@ -12,10 +12,10 @@ import onnx
 import pytest
 
 from edgetrain.compiler import reference
-from edgetrain.compiler.build import value_table
 from edgetrain.compiler.export import differences, export
 from edgetrain.compiler.normalise import normalise
 from edgetrain.compiler.program import Program
+from edgetrain.compiler.values import value_table
 
 torch = pytest.importorskip("torch")
 nn = torch.nn

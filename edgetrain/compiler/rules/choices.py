@@ -29,6 +29,8 @@ CHOICES: Final[Mapping[str, str]] = {
     "GRU": _ACTIVATIONS,
     "GlobalLpPool": "0 where the norm is 0; with p = 1, also by an element that is 0",
     "GlobalMaxPool": _FIRST,
+    "GridSample": "by the grid on an element that of the side above; 0 where an edge clamps"
+    ' and with "nearest", which jumps',
     "HardSigmoid": "0 where it saturates",
     "HardSwish": "0 at -3 and 1 at 3",
     "LSTM": _ACTIVATIONS,

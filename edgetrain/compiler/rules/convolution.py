@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from edgetrain.compiler.build import GraphBuilder, Node
+from edgetrain.compiler.rules import blocked
 from edgetrain.compiler.rules.base import Cotangents, Tangents, add_all
 from edgetrain.compiler.rules.shaping import (
     Shape,
@@ -16,7 +17,8 @@ from edgetrain.compiler.rules.shaping import (
     sum_axes,
     swap_last,
 )
-from edgetrain.compiler.rules.window import Window, window
+from edgetrain.compiler.rules.sizes import Correlation, conv_sizes
+from edgetrain.compiler.rules.window import window
 
 # Up to so many input channels, one product over all taps beats a product a tap.
 FEW_CHANNELS: Final = 8
@@ -26,35 +28,13 @@ SMALL_MAP: Final = 14
 MANY_TAPS: Final = 25
 
 
-@dataclass(frozen=True, slots=True)
-class Correlation:
-    """The sizes of a convolution from [N, C, *image] to [N, M, *steps]."""
-
-    batch: int
-    channels: int
-    features: int
-    groups: int
-    window: Window
-
-    @property
-    def weight_shape(self) -> tuple[int, ...]:
-        return (self.features, self.channels // self.groups, *self.window.kernel)
-
-    @property
-    def positions(self) -> int:
-        return math.prod(self.window.steps)
-
-    @property
-    def depthwise(self) -> bool:
-        return self.groups == self.channels == self.features and self.groups > 1
-
-
 def conv_vjp(g: GraphBuilder, node: Node, dy: str) -> Cotangents:
     """y = conv(x, w) + b: dx is a transposed convolution, dw a correlation of x and dy."""
     x, w = node.inputs[:2]
-    c = _conv_sizes(g, node)
-    dx = _conv_dx(g, w, dy, c)
-    return dx, conv_dw(g, x, dy, c), channel_sums(g, dy, g.shape(node.output))
+    c = conv_sizes(g, node)
+    dx = (blocked.dx if blocked.fits_dx(g, w, c) else _conv_dx)(g, w, dy, c)
+    dw = (blocked.depthwise_dw if blocked.fits_dw(g, w, c) else conv_dw)(g, x, dy, c)
+    return dx, dw, channel_sums(g, dy, g.shape(node.output))
 
 
 def conv_jvp(g: GraphBuilder, node: Node, tangents: Tangents) -> str | None:
@@ -98,11 +78,16 @@ def conv_dw(g: GraphBuilder, image: str, dy: str, c: Correlation) -> str:
         dy: cotangent of the result, [N, M, *steps].
         c: the sizes.
 
-    Dense: for each tap of the kernel one product dy @ x_tap^T, batched over N (and
-    groups), summed over N. With few input channels these products are too thin, so all
-    taps are stacked into one. Depthwise: element-wise products and sums, since a matrix
-    product would compute all pairs of channels to keep the diagonal.
+    Dense: one product dy @ x_tap a tap of the kernel, over all positions of all samples,
+    which needs both with the positions joined: dy [M, N * positions], and the image with
+    channels last. With few input channels these products are too thin, so all taps are
+    stacked into one. Grouped, and 1x1: products batched over N, summed over N. Depthwise:
+    element-wise products and sums, since a matrix product would compute all pairs of
+    channels to keep the diagonal.
     """
+    few = c.channels <= FEW_CHANNELS
+    if c.groups == 1 and not c.window.points and not few:
+        return _joined(g, image, dy, c)
     padded = c.window.padded(g, image)
     if c.depthwise:
         last = (
@@ -112,7 +97,7 @@ def conv_dw(g: GraphBuilder, image: str, dy: str, c: Correlation) -> str:
         )
         return (_depthwise_channels_last if last else _depthwise)(g, padded, dy, c)
     taps = [_tap(g, padded, offset, c) for offset in c.window.taps]
-    if c.groups == 1 and c.channels <= FEW_CHANNELS and len(taps) > 1:
+    if c.groups == 1 and few and len(taps) > 1:
         return _stacked(g, taps, dy, c)
     return _tap_by_tap(g, taps, dy, c)
 
@@ -138,6 +123,20 @@ def _tap_by_tap(g: GraphBuilder, taps: list[str], dy: str, c: Correlation) -> st
         product = g("MatMul", rows, swap_last(g, columns, rank))
         parts.append(sum_axes(g, product, [0], keepdims=True) if c.batch > 1 else product)
     return _taps_last(g, parts, rank, c)
+
+
+def _joined(g: GraphBuilder, image: str, dy: str, c: Correlation) -> str:
+    rank = len(c.window.steps) + 2
+    last = g("Transpose", image, perm=[0, *range(2, rank), 1])
+    padded = c.window.padded(g, last, first_axis=1)
+    joined = (c.features, c.batch * c.positions)
+    rows = reshape(g, g("Transpose", dy, perm=[1, 0, *range(2, rank)]), joined)
+    parts = []
+    for offset in c.window.taps:
+        tap = c.window.tap(g, padded, offset, first_axis=1)
+        columns = reshape(g, tap, (c.batch * c.positions, c.channels))
+        parts.append(reshape(g, g("MatMul", rows, columns), (1, c.features, c.channels)))
+    return _taps_last(g, parts, 3, c)
 
 
 def _stacked(g: GraphBuilder, taps: list[str], dy: str, c: Correlation) -> str:
@@ -181,14 +180,6 @@ def _taps_last(g: GraphBuilder, parts: list[str], rank: int, c: Correlation) -> 
     joined = g("Concat", *parts, axis=0)
     moved = g("Transpose", joined, perm=[*range(1, rank), 0])
     return reshape(g, moved, c.weight_shape)
-
-
-def _conv_sizes(g: GraphBuilder, node: Node) -> Correlation:
-    x, w = (g.shape(name) for name in node.inputs[:2])
-    steps = g.shape(node.output)[2:]
-    return Correlation(
-        x[0], x[1], w[0], int(node.get("group", 1)), window(node, x[2:], steps, w[2:])
-    )
 
 
 def _conv_transpose_sizes(g: GraphBuilder, node: Node) -> Correlation:

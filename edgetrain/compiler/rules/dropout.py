@@ -10,8 +10,7 @@ from edgetrain.errors import UnsupportedOpError
 def dropout(g: GraphBuilder, node: Node, t: str) -> str:
     """y = x * mask / (1 - ratio); in inference form y = x.
 
-    The ratio is a setting: no derivative is taken by it. With a ratio of 1 all of y is 0
-    and so is the slope.
+    The ratio, below 1, is a setting: no derivative is taken by it.
 
     Raises:
         UnsupportedOpError: it drops, and its mask is not among its outputs.
@@ -28,11 +27,8 @@ def dropout(g: GraphBuilder, node: Node, t: str) -> str:
 
 
 def _gain(g: GraphBuilder, node: Node) -> str:
-    """1 / (1 - ratio), or 1 where nothing is kept."""
+    """1 / (1 - ratio)."""
     x, ratio = node.inputs[0], node.input(1)
     if not ratio:
         return g.scalar(2, x)
-    one = g.scalar(1, x)
-    rest = g("Sub", one, to_type(g, ratio, x))
-    nothing = to_type(g, g("Equal", rest, g.scalar(0, x)), x)
-    return g("Reciprocal", g("Add", rest, nothing))
+    return g("Reciprocal", g("Sub", g.scalar(1, x), to_type(g, ratio, x)))

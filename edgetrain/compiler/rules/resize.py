@@ -11,10 +11,11 @@ import onnx
 from onnx import helper
 
 from edgetrain.compiler import reference
-from edgetrain.compiler.build import Array, GraphBuilder, Node, value_info
+from edgetrain.compiler.build import Array, GraphBuilder, Node
 from edgetrain.compiler.program import IR_VERSION, OPSET
 from edgetrain.compiler.rules.base import Cotangents, Tangents
 from edgetrain.compiler.rules.shaping import scaled, swap_last
+from edgetrain.compiler.values import value_info
 from edgetrain.errors import UnsupportedOpError
 from edgetrain.tensors import TensorSpec
 

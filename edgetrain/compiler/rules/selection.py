@@ -9,7 +9,7 @@ import numpy as np
 from edgetrain.compiler.build import GraphBuilder, Node
 from edgetrain.compiler.rules.base import Cotangents, Tangents
 from edgetrain.compiler.rules.places import flat_rows
-from edgetrain.compiler.rules.shaping import mask, reshape, sum_axes, zeros
+from edgetrain.compiler.rules.shaping import reshape, sum_axes, zeros
 from edgetrain.errors import UnsupportedOpError
 
 
@@ -75,8 +75,8 @@ def compress_vjp(g: GraphBuilder, node: Node, dy: str) -> Cotangents:
 
 def one_hot_vjp(g: GraphBuilder, node: Node, dy: str) -> Cotangents:
     """y = off + onehot * (on - off) with values = [off, on], the only float input."""
-    values = node.inputs[2]
-    hits = mask(g, "Equal", _unit_one_hot(g, node), g.scalar(1, values), like=values)
+    unit = g.constant([0, 1], g.dtype(node.inputs[2]))
+    hits = g("OneHot", *node.inputs[:2], unit, **node.attributes)
     every = [*range(g.rank(node.output))]
     on = sum_axes(g, g("Mul", dy, hits), every)
     off = g("Sub", sum_axes(g, dy, every), on)
@@ -87,8 +87,3 @@ def one_hot_jvp(g: GraphBuilder, node: Node, tangents: Tangents) -> str | None:
     """Linear in the values: the op itself with their tangent."""
     tvalues = tangents[2]
     return tvalues and g("OneHot", *node.inputs[:2], tvalues, **node.attributes)
-
-
-def _unit_one_hot(g: GraphBuilder, node: Node) -> str:
-    unit = g.constant([0, 1], g.dtype(node.inputs[2]))
-    return g("OneHot", *node.inputs[:2], unit, **node.attributes)

@@ -29,6 +29,7 @@ from edgetrain.compiler.rules import (
     reduction,
     resize,
     response,
+    sampling,
     scatter,
     selection,
     sequence,
@@ -200,6 +201,7 @@ RULES: Final[Mapping[str, OpRule]] = {
     "TopK": OpRule(selection.top_k_vjp, selection.top_k_jvp, _EXTRA),
     "Compress": linear_rule(selection.compress_vjp),
     "OneHot": OpRule(selection.one_hot_vjp, selection.one_hot_jvp, _INPUTS),
+    "GridSample": OpRule(sampling.grid_sample_vjp, sampling.grid_sample_jvp, _INPUTS),
     "Resize": OpRule(resize.resize_vjp, resize.resize_jvp, _NOTHING),
 }
 

@@ -72,11 +72,14 @@ class Window:
             "output_padding": output_padding,
         }
 
-    def padded(self, g: GraphBuilder, image: str) -> str:
-        """Pad an [N, C, *image] value with zeros."""
+    def padded(self, g: GraphBuilder, image: str, *, first_axis: int = 2) -> str:
+        """Pad an [N, C, *image] value with zeros; [N, *image, C] with `first_axis` 1."""
         if not any((*self.begin, *self.end)):
             return image
-        return g("Pad", image, g.ints(0, 0, *self.begin, 0, 0, *self.end))
+        before, after = [0] * first_axis, [0] * (2 - first_axis)
+        return g(
+            "Pad", image, g.ints(*before, *self.begin, *after, *before, *self.end, *after)
+        )
 
     def tap(
         self, g: GraphBuilder, padded: str, offset: Shape, *, first_axis: int = 2

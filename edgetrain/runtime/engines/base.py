@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edgetrain.bundle import GraphSpec
+from edgetrain.manifest import GraphSpec
 
 Array = npt.NDArray[Any]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -10,9 +11,10 @@ import numpy.typing as npt
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-from edgetrain.bundle import GraphSpec, Port
 from edgetrain.errors import EngineError
+from edgetrain.manifest import GraphSpec, Port
 from edgetrain.runtime.engines.base import Array
+from edgetrain.runtime.engines.blocks import block_width
 
 CPU: Final = "CPUExecutionProvider"
 _ERRORS: Final[tuple[type[Exception], ...]] = (
@@ -43,6 +45,11 @@ class OnnxRuntimeEngine:
         self._threads = threads
         offered = ort.get_available_providers()
         self.providers = tuple(p for p in (*providers, CPU) if p in offered)
+
+    @cached_property
+    def block(self) -> int:
+        """Channels in a block of its own layout on this processor; 0: it has none."""
+        return block_width(lambda graph, spec: self.load(graph, spec, {}))
 
     @property
     def version(self) -> str:

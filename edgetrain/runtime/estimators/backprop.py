@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from edgetrain.bundle import Bundle, GraphName, GraphSpec, Role
+from edgetrain.bundle import Bundle
+from edgetrain.manifest import GraphName, GraphSpec, Role
 from edgetrain.runtime.engines.base import Array, Engine, LoadedGraph
 from edgetrain.runtime.estimators.base import Arrays, Backward, Tick
 from edgetrain.runtime.parameters import Parameters

@@ -9,7 +9,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from edgetrain.bundle import Bundle, GraphName, Role, view
+from edgetrain.bundle import Bundle
+from edgetrain.manifest import GraphName, Role, view
 from edgetrain.runtime.engines.base import Array, Engine, LoadedGraph
 from edgetrain.runtime.estimators.base import Arrays, Backward, Tick
 from edgetrain.runtime.estimators.noise import NoiseKey, normal

@@ -1,0 +1,178 @@
+"""Convolutions in the engine's own layout, channels in blocks.
+
+ONNX Runtime's CPU build has convolution kernels for images stored as [N, C / b, H, W, b],
+with b set by the processor. Their weights may be computed at run time. They are not part
+of ONNX, so graphs that use them are an alternative beside the portable ones, and a device
+takes it only after it has compared the two.
+
+A value in that layout keeps its declared shape [N, C, H, W].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from edgetrain.compiler.build import GraphBuilder, Node
+from edgetrain.compiler.rules.shaping import reshape
+from edgetrain.compiler.rules.sizes import Correlation, conv_sizes
+
+DOMAIN: Final = "com.microsoft.nchwc"
+REORDER_INPUT: Final = f"{DOMAIN}::ReorderInput"
+REORDER_OUTPUT: Final = f"{DOMAIN}::ReorderOutput"
+CONV: Final = f"{DOMAIN}::Conv"
+# A dense weight is put in blocks at every run, which pays from so many positions on.
+FORWARD_POSITIONS: Final = 512
+DX_POSITIONS: Final = 1024
+
+
+def use_blocks(g: GraphBuilder, nodes: Sequence[Node]) -> list[Node]:
+    """The forward nodes to run: convolutions in blocks where that pays, others as they are.
+
+    Values keep their names, so the result is differentiated through `nodes`.
+    """
+    emitted: list[Node] = []
+    for node in nodes:
+        if g.block and node.op_type == "Conv" and _fits_forward(g, node):
+            inner = g.subgraph()
+            _forward(inner, node)
+            emitted += inner.nodes
+        else:
+            emitted.append(node)
+    return emitted
+
+
+def fits_dx(g: GraphBuilder, w: str, c: Correlation) -> bool:
+    """Whether `dx` serves: stride 1, and padding no wider than the kernel."""
+    window = c.window
+    return (
+        all(s == 1 for s in window.strides)
+        and all(b <= r for b, r in zip(window.begin, _reach(c), strict=True))
+        and all(e <= r for e, r in zip(window.end, _reach(c), strict=True))
+        and _fits(g, w, c, c.batch * math.prod(window.image), DX_POSITIONS)
+    )
+
+
+def fits_dw(g: GraphBuilder, w: str, c: Correlation) -> bool:
+    """Whether `depthwise_dw` serves."""
+    return c.depthwise and _fits(g, w, c, 1, 1)
+
+
+def dx(g: GraphBuilder, w: str, dy: str, c: Correlation) -> str:
+    """For stride 1: the convolution of dy with the kernel turned around.
+
+    Args:
+        g: where to emit.
+        w: weight [M, C / groups, *kernel].
+        dy: cotangent of the result, [N, M, *steps].
+        c: the sizes.
+    """
+    window, reach = c.window, _reach(c)
+    pads = [r - b for r, b in zip(reach, window.begin, strict=True)]
+    pads += [r - e for r, e in zip(reach, window.end, strict=True)]
+    weight = _depthwise_weight(g, w, c, turned=True) if c.depthwise else _dx_weight(g, w, c)
+    image = g(
+        CONV, g(REORDER_INPUT, dy), weight,
+        group=c.groups, kernel_shape=list(window.kernel), pads=pads,
+        strides=[1, 1], dilations=list(window.dilations),
+    )  # fmt: skip
+    return g(REORDER_OUTPUT, image, channels=c.channels)
+
+
+def depthwise_dw(g: GraphBuilder, x: str, dy: str, c: Correlation) -> str:
+    """The weight gradient as one depthwise convolution over N * C channels.
+
+    The image is convolved with the cotangent as its kernel, the stride as its dilation;
+    that gives kernel [N * C, *kernel], which is summed over N. The direct kernel copies
+    no taps, which is what the portable form spends its time on.
+
+    Args:
+        g: where to emit.
+        x: image [N, C, *image].
+        dy: cotangent of the result, [N, C, *steps].
+        c: the sizes.
+    """
+    window, planes = c.window, c.batch * c.channels
+    image = g(REORDER_INPUT, reshape(g, x, (1, planes, *window.image)))
+    kernel = g(REORDER_INPUT, reshape(g, dy, (1, planes, *window.steps)))
+    product = g(
+        CONV, image, reshape(g, kernel, (planes, 1, *window.steps)),
+        group=planes, kernel_shape=list(window.steps),
+        pads=[*window.begin, *window.end],
+        strides=list(window.dilations), dilations=list(window.strides),
+    )  # fmt: skip
+    plain = g(REORDER_OUTPUT, product, channels=planes)
+    taps = g("Slice", plain, g.ints(0, 0), g.ints(*window.kernel), g.ints(2, 3))
+    split = reshape(g, taps, (c.batch, *c.weight_shape))
+    return g("ReduceSum", split, g.ints(0), keepdims=0)
+
+
+def _forward(g: GraphBuilder, node: Node) -> None:
+    c = conv_sizes(g, node)
+    window = c.window
+    x, w, *bias = node.inputs
+    weight = _depthwise_weight(g, w, c) if c.depthwise else _forward_weight(g, w, c)
+    y = g(
+        CONV, g(REORDER_INPUT, x), weight, *bias,
+        group=c.groups, kernel_shape=list(window.kernel),
+        pads=[*window.begin, *window.end], strides=list(window.strides),
+        dilations=list(window.dilations),
+    )  # fmt: skip
+    attributes = {"channels": c.features}
+    name = f"{node.name}/plain"
+    g.append(Node("ReorderOutput", name, (y,), node.outputs, attributes, DOMAIN))
+
+
+def _fits_forward(g: GraphBuilder, node: Node) -> bool:
+    c = conv_sizes(g, node)
+    return _fits(g, node.inputs[1], c, c.batch * c.positions, FORWARD_POSITIONS)
+
+
+def _fits(g: GraphBuilder, w: str, c: Correlation, positions: int, enough: int) -> bool:
+    """Images of float32, whole blocks, and depthwise or worth the weight's reordering."""
+    dense = c.groups == 1 and not c.window.points and positions >= enough
+    return (
+        g.block > 0
+        and (c.depthwise or dense)
+        and len(c.window.kernel) == 2
+        and c.channels % g.block == 0
+        and c.features % g.block == 0
+        and g.dtype(w) == "float32"
+    )
+
+
+def _reach(c: Correlation) -> list[int]:
+    """How far a window extends beyond its first element."""
+    window = c.window
+    return [(k - 1) * d for k, d in zip(window.kernel, window.dilations, strict=True)]
+
+
+def _depthwise_weight(
+    g: GraphBuilder, w: str, c: Correlation, *, turned: bool = False
+) -> str:
+    """[C, 1, *kernel] in blocks of channels, the kernel turned around if wanted."""
+    taps = math.prod(c.window.kernel)
+    rows = reshape(g, w, (c.channels // g.block, g.block, taps))
+    if turned:
+        rows = g("Gather", rows, g.ints(*reversed(range(taps))), axis=2)
+    return reshape(g, g("Transpose", rows, perm=[0, 2, 1]), c.weight_shape)
+
+
+def _forward_weight(g: GraphBuilder, w: str, c: Correlation) -> str:
+    """[M, C, *kernel] as [M / b, C / b, *kernel, b of C, b of M]."""
+    blocks = g("Transpose", _in_blocks(g, w, c), perm=[0, 2, 4, 3, 1])
+    return reshape(g, blocks, c.weight_shape)
+
+
+def _dx_weight(g: GraphBuilder, w: str, c: Correlation) -> str:
+    """As `_forward_weight`, with M and C exchanged and the kernel turned around."""
+    taps = math.prod(c.window.kernel)
+    turned = g("Gather", _in_blocks(g, w, c), g.ints(*reversed(range(taps))), axis=4)
+    blocks = g("Transpose", turned, perm=[2, 0, 4, 1, 3])
+    return reshape(g, blocks, (c.channels, c.features, *c.window.kernel))
+
+
+def _in_blocks(g: GraphBuilder, w: str, c: Correlation) -> str:
+    b, taps = g.block, math.prod(c.window.kernel)
+    return reshape(g, w, (c.features // b, b, c.channels // b, b, taps))
