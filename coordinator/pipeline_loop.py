@@ -15,6 +15,7 @@ from coordinator.fleet import Event, Fleet, Gone, Said
 from coordinator.tally import StepTotal, Tally
 from edgetrain.errors import DeviceError, DivergedError, FleetError, RunError
 from edgetrain.manifest import Manifest, view
+from edgetrain.runtime.parameters import RUN_AHEAD
 from edgetrain.samples import BatchOrder
 from edgetrain.wire.frame import Kind
 from edgetrain.wire.messages import (
@@ -30,7 +31,7 @@ from edgetrain.wire.messages import (
 )
 from edgetrain.wire.reassembly import Message
 
-LAG: Final = 2  # steps that may be under way beyond the last committed one
+LAG: Final = RUN_AHEAD  # steps that may be under way beyond the last committed one
 EVALUATION_BLOCK: Final = 32  # microbatches
 BLOCKS_UNDER_WAY: Final = 2
 

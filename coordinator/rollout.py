@@ -14,12 +14,12 @@ from coordinator.job import Job, optimizer_spec
 from coordinator.pipeline_loop import Pipeline
 from coordinator.planning import Assignment, Planner
 from edgetrain.bundle import Bundle
-from edgetrain.errors import DataError, PlanError
+from edgetrain.errors import DataError, PlanError, TransportError
 from edgetrain.plan import Plan
 from edgetrain.runtime.outbox import Outbox
 from edgetrain.samples import BatchOrder
 from edgetrain.wire.frame import DEFAULT_CHUNK_BYTES
-from edgetrain.wire.messages import DatasetInfo, Hello, LocalData, Ready
+from edgetrain.wire.messages import DatasetInfo, Hello, LocalData, Ready, Release
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,8 @@ class _Deployed:
 class Rollout:
     """Deploys one job.
 
+    Devices are engaged from the first deployment on, until `release`.
+
     Args:
         job: what to train.
         fleet: carries the commands.
@@ -64,6 +66,7 @@ class Rollout:
         self._fleet = fleet
         self._outbox = outbox
         self._run = run
+        self._engaged: set[str] = set()
 
     def supply(self, devices: Mapping[str, Hello]) -> Supply:
         """Find the run's samples.
@@ -107,6 +110,14 @@ class Rollout:
         plan = planner.plan(deployed.assignment, deployed.ready, job.sha256)
         return plan, self._pipeline(deployed, supply)
 
+    def release(self) -> None:
+        """Let every device go that was given a stage, whatever came of it."""
+        for device in sorted(self._engaged):
+            try:
+                self._fleet.command(device, Release(self._run, 0, "the run is over"))
+            except TransportError as error:
+                log.warning("%s not released: %s", device, error)
+
     def _deploy(
         self, assignment: Assignment, epoch: int, total_steps: int, local: LocalData | None
     ) -> _Deployed:
@@ -123,6 +134,7 @@ class Rollout:
             local=local,
             timeout_s=max(DEPLOY_TIMEOUT_S, self._job.config.fleet.step_timeout_s),
         )
+        self._engaged.update(assignment.devices)
         ready = deploy(self._fleet, self._outbox, bundles, deployment)
         return _Deployed(epoch, assignment, bundles, ready)
 

@@ -27,11 +27,10 @@ from coordinator.run_folder import (
     resolved_toml,
 )
 from edgetrain.config import RunConfig
-from edgetrain.errors import DivergedError, EdgeTrainError, RunError
+from edgetrain.errors import DivergedError, RunError
 from edgetrain.plan import Plan
 from edgetrain.runtime.outbox import Outbox
 from edgetrain.transport.base import Transport
-from edgetrain.wire.messages import Release
 
 log = logging.getLogger(__name__)
 
@@ -100,10 +99,10 @@ class Session:
             RunError: the run failed; the folder keeps the last weights that were good.
         """
         wanted = self._config.fleet
+        rollout = Rollout(self._job, self._fleet, self._outbox, self._run)
         try:
             self._fleet.open()
             devices = self._fleet.wait(wanted.names, wanted.count, wanted.wait_s)
-            rollout = Rollout(self._job, self._fleet, self._outbox, self._run)
             supply = rollout.supply(devices)
             total = self._config.train.total_steps(supply.order.steps_per_epoch)
             plan, pipeline = rollout.deploy(devices, supply, total)
@@ -114,6 +113,7 @@ class Session:
                 folder.write_plan(plan.encode())
                 return self._drive(folder, plan, pipeline, total)
         finally:
+            rollout.release()
             self._outbox.close()
             self._fleet.close()
 
@@ -137,7 +137,6 @@ class Session:
             watch.progress.close()
             rows = tuple(recorder.rows(loop.tally))
             self._write_report(folder, plan, rows)
-            self._release(pipeline)
         steps = loop.tally.committed + 1
         remarks = (*self._job.program.remarks, *self._job.data.remarks)
         return Outcome(
@@ -174,14 +173,6 @@ class Session:
 
     def _keep(self, folder: RunFolder, weights: Weights) -> Path:
         return folder.write_model(self._job.export(weights))
-
-    def _release(self, pipeline: Pipeline) -> None:
-        release = Release(pipeline.run, pipeline.epoch, "the run is over")
-        for device in dict.fromkeys(pipeline.devices):
-            try:
-                self._fleet.command(device, release)
-            except EdgeTrainError as error:
-                log.warning("%s not released: %s", device, error)
 
     def _write_report(
         self, folder: RunFolder, plan: Plan, rows: tuple[DeviceRow, ...]

@@ -38,8 +38,8 @@ To repeat it (PyTorch is needed for the second line only):
     python scripts/try_models.py
 """
 _COLUMNS: Final = (
-    "| file | from | opset | nodes | weights | outcome | gradient error | loss | s |\n"
-    "|---|---|---|---|---|---|---|---|---|\n"
+    "| file | from | opset | nodes | weights | outcome | gradient error | loss |\n"
+    "|---|---|---|---|---|---|---|---|\n"
 )
 _LOW_PRECISION: Final = (
     "half_",
@@ -89,7 +89,6 @@ def _row(outcome: Outcome) -> str:
         verdict,
         error,
         loss,
-        f"{outcome.seconds:.0f}",
     )
     return "| " + " | ".join(map(str, cells)) + " |\n"
 

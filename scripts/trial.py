@@ -97,12 +97,12 @@ class Stage:
         manifest = bundle.manifest
         self.specs = [s for s in manifest.weights if s.trainable]
         self.parameters = Parameters(bundle)
-        self._graphs = {
-            name: OnnxRuntimeEngine().load(
-                bundle.graphs[name], spec, self.parameters.held(spec)
+        self._graphs = {}
+        for name in (GraphName.LOSS, GraphName.EVALUATE):
+            held = self.parameters.held(manifest.graphs[name])
+            self._graphs[name] = OnnxRuntimeEngine().load(
+                bundle.graphs[name], manifest.graphs[name], held
             )
-            for name, spec in manifest.graphs.items()
-        }
         self._feeds = agreement.sample(program.model.graph, program.batch, seed)
         spec, self._labels = _labels(bundle, output, seed)
         self._feeds[spec.name] = self._labels

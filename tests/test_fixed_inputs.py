@@ -54,6 +54,13 @@ def test_a_fixed_input_has_its_value_in_every_element() -> None:
     )
 
 
+def test_who_leaves_them_open_is_told_of_them() -> None:
+    with pytest.raises(GraphError, match=r"'state'.*dynamic.*\[model\] fixed"):
+        normalise(stateful(), batch=4, fixed={"rate": 1})
+    with pytest.raises(GraphError, match=r"'state' takes 2.*\[model\] fixed"):
+        normalise(stateful(), batch=4, fixed={"rate": 1}, shapes={"state": (4, 3)})
+
+
 def test_a_value_for_no_input_is_refused() -> None:
     with pytest.raises(GraphError, match=r"'speed', which is not an input.*'rate'"):
         normalise(stateful(), batch=4, fixed={"speed": 1})

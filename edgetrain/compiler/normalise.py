@@ -127,7 +127,8 @@ def _explained(
     return GraphError(
         f"the model fixes its batch size: input {name!r} takes {extent}, and with"
         f" {batch} its rows are not independent or it does not run ({error}). Use"
-        f" microbatches of {extent}, or export it with a dynamic batch axis"
+        f" microbatches of {extent}, export it with a dynamic batch axis, or, if {name!r}"
+        " is no data (a first state, say), give its value in [model] fixed"
     )
 
 
@@ -235,7 +236,7 @@ def _tie(draft: Draft) -> None:
     if not draft.tie:
         draft.remarks.append(
             "Equal to another matrix, as it is or transposed, and so perhaps one parameter"
-            f" that the exporter wrote twice; they train apart unless tied: {names}."
+            f" that the exporter wrote twice; apart unless [model] tie = true: {names}."
         )
         return
     ties.apply(draft.model.graph, found)

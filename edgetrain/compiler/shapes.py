@@ -94,7 +94,8 @@ def _bind_rest(
             label = f" ({dim.dim_param!r})" if dim.dim_param else ""
             raise GraphError(
                 f"input {name!r}: dimension {index + 1}{label} is dynamic; give the input's"
-                " shape without the batch, as the training data has it"
+                " shape without the batch, as the training data has it, or, if it is no"
+                " data, its value in [model] fixed"
             )
         if extent and wanted != extent:
             raise GraphError(
