@@ -130,6 +130,7 @@ class GraphBuilder:
     ) -> None:
         self.block = block
         self.nodes: list[Node] = []
+        self._makers: dict[str, Node] = {}
         self._values = dict(values)
         self._constants: dict[str, Array] = dict(constants)
         self._interned: dict[tuple[str, tuple[int, ...], bytes], str] = {}
@@ -145,7 +146,7 @@ class GraphBuilder:
         domain, _, op_type = op_type.rpartition("::")
         name = self.new_name(op_type)
         names = tuple(name if i == 0 else f"{name}:{i}" for i in range(outputs))
-        self.nodes.append(Node(op_type, name, inputs, names, attributes, domain))
+        self.append(Node(op_type, name, inputs, names, attributes, domain))
         return names
 
     def new_name(self, stem: str) -> str:
@@ -161,6 +162,11 @@ class GraphBuilder:
     def append(self, node: Node) -> None:
         """Take over a node as it is."""
         self.nodes.append(node)
+        self._makers.update(dict.fromkeys(node.outputs, node))
+
+    def maker(self, name: str) -> Node | None:
+        """The node that gives a value; None for an input or a constant."""
+        return self._makers.get(name)
 
     def constant(self, value: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> str:
         """A constant, made once for equal values."""

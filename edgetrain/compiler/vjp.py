@@ -9,6 +9,7 @@ from typing import Final
 
 from edgetrain.compiler.build import GraphBuilder, Node
 from edgetrain.compiler.rules.base import Cotangents, MultiRule, add_all
+from edgetrain.compiler.rules.joining import joined
 from edgetrain.compiler.rules.normalization import layer_norm_axis
 from edgetrain.compiler.rules.recurrent import with_hidden_states
 from edgetrain.compiler.rules.shaping import sum_to
@@ -108,7 +109,9 @@ def _active(g: GraphBuilder, nodes: Iterable[Node], wrt: Collection[str]) -> set
 
 def _total(g: GraphBuilder, terms: dict[str, list[str]], value: str) -> str | None:
     """The sum of a value's cotangents so far, emitted once."""
-    total = add_all(g, *terms.get(value, ()))
+    parts = terms.get(value, [])
+    total = joined(g, parts, g.shape(value)) if len(parts) > 1 else None
+    total = total or add_all(g, *parts)
     if total:
         terms[value] = [total]
     return total

@@ -55,12 +55,13 @@ def gather_vjp(g: GraphBuilder, node: Node, dy: str) -> Cotangents:
     axis = int(node.get("axis", 0)) % g.rank(x)
     shape, count = g.shape(x), math.prod(g.shape(indices))
     extent = shape[axis]
-    picked = (math.prod(shape[:axis]), count, math.prod(shape[axis + 1 :]))
-    dy = reshape(g, dy, picked)
     if g.is_constant(indices):
         rows = (g.value(indices).ravel() % extent).tolist()
         if len(set(rows)) == len(rows):
-            return (reshape(g, _place(g, dy, 1, rows, extent), shape),)
+            taken = reshape(g, dy, (*shape[:axis], count, *shape[axis + 1 :]))
+            return (_place(g, taken, axis, rows, extent),)
+    picked = (math.prod(shape[:axis]), count, math.prod(shape[axis + 1 :]))
+    dy = reshape(g, dy, picked)
     flat = reshape(g, indices, (1, count))
     if extent <= FEW_ROWS:
         every = g.constant(np.arange(extent)[:, None], g.dtype(indices))
@@ -78,8 +79,14 @@ def _place(
 ) -> str:
     """Move element i along an axis to `positions[i]` of `extent`, zeros elsewhere.
 
-    `Pad` puts a zero after the last element of this axis, which the free places read.
+    What stays together is only padded. Otherwise `Pad` puts a zero after the last element
+    of this axis, which the free places read.
     """
+    first, count = positions[0] if positions else 0, len(positions)
+    if list(positions) == [*range(first, first + count)]:
+        if count == extent:
+            return value
+        return g("Pad", value, g.ints(first, extent - first - count), "", g.ints(axis))
     source = np.full(extent, len(positions))
     source[list(positions)] = np.arange(len(positions))
     axes = g.ints(axis)
