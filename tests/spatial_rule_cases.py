@@ -38,6 +38,10 @@ CONVOLUTIONS: dict[str, Convolution] = {
     "one axis": ((2, 3, 9), (4, 3, 3), {"strides": [2], "pads": [1, 0]}),
     "depthwise one axis": ((2, 3, 20), (3, 1, 3), {"group": 3, "pads": [1, 1]}),
     "three axes": ((1, 2, 4, 4, 3), (3, 2, 2, 2, 2), {}),
+    "thin": ((2, 64, 3, 4), (65, 64, 2, 3), {"pads": [1, 0, 0, 2]}),
+    "thin dilated": ((2, 65, 5, 5), (64, 65, 2, 2), {"dilations": [1, 2], "pads": [1] * 4}),
+    "thin one axis": ((3, 64, 7), (64, 64, 3), {"pads": [1, 1]}),
+    "padded beyond": ((2, 64, 3, 3), (64, 64, 2, 2), {"pads": [2, 0, 0, 0]}),
 }  # fmt: skip
 
 TRANSPOSED: dict[str, Convolution] = {

@@ -44,14 +44,9 @@ def use_blocks(g: GraphBuilder, nodes: Sequence[Node]) -> list[Node]:
 
 
 def fits_dx(g: GraphBuilder, w: str, c: Correlation) -> bool:
-    """Whether `dx` serves: stride 1, and padding no wider than the kernel."""
-    window = c.window
-    return (
-        all(s == 1 for s in window.strides)
-        and all(b <= r for b, r in zip(window.begin, _reach(c), strict=True))
-        and all(e <= r for e, r in zip(window.end, _reach(c), strict=True))
-        and _fits(g, w, c, c.batch * math.prod(window.image), DX_POSITIONS)
-    )
+    """Whether `dx` serves."""
+    positions = c.batch * math.prod(c.window.image)
+    return c.window.turns and _fits(g, w, c, positions, DX_POSITIONS)
 
 
 def fits_dw(g: GraphBuilder, w: str, c: Correlation) -> bool:
@@ -68,7 +63,7 @@ def dx(g: GraphBuilder, w: str, dy: str, c: Correlation) -> str:
         dy: cotangent of the result, [N, M, *steps].
         c: the sizes.
     """
-    window, reach = c.window, _reach(c)
+    window, reach = c.window, c.window.reach
     pads = [r - b for r, b in zip(reach, window.begin, strict=True)]
     pads += [r - e for r, e in zip(reach, window.end, strict=True)]
     weight = _depthwise_weight(g, w, c, turned=True) if c.depthwise else _dx_weight(g, w, c)
@@ -140,12 +135,6 @@ def _fits(g: GraphBuilder, w: str, c: Correlation, positions: int, enough: int) 
         and c.features % g.block == 0
         and g.dtype(w) == "float32"
     )
-
-
-def _reach(c: Correlation) -> list[int]:
-    """How far a window extends beyond its first element."""
-    window = c.window
-    return [(k - 1) * d for k, d in zip(window.kernel, window.dilations, strict=True)]
 
 
 def _depthwise_weight(

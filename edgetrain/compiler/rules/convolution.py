@@ -6,6 +6,8 @@ import math
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
+
 from edgetrain.compiler.build import GraphBuilder, Node
 from edgetrain.compiler.rules import blocked
 from edgetrain.compiler.rules.base import Cotangents, Tangents, add_all
@@ -26,6 +28,10 @@ FEW_CHANNELS: Final = 8
 # gradient is faster with channels last.
 SMALL_MAP: Final = 14
 MANY_TAPS: Final = 25
+# An image of at most so many elements, with at least so many channels on both sides, is
+# too small for a product a sample.
+SMALL_IMAGE: Final = 64
+MANY_CHANNELS: Final = 64
 
 
 def conv_vjp(g: GraphBuilder, node: Node, dy: str) -> Cotangents:
@@ -106,7 +112,40 @@ def _conv_dx(g: GraphBuilder, w: str, dy: str, c: Correlation) -> str:
     if c.window.points and c.groups == 1:
         swapped = [1, 0, *range(2, 2 + len(c.window.kernel))]
         return g("Conv", dy, g("Transpose", w, perm=swapped))
+    if c.groups == 1 and c.window.turns and _is_thin(c):
+        return _dx_by_taps(g, w, dy, c)
     return g("ConvTranspose", dy, w, group=c.groups, **c.window.transposed())
+
+
+def _is_thin(c: Correlation) -> bool:
+    """Whether a product a sample would have few positions and many channels."""
+    small = math.prod(c.window.image) <= SMALL_IMAGE
+    return small and c.batch > 1 and min(c.channels, c.features) >= MANY_CHANNELS
+
+
+def _dx_by_taps(g: GraphBuilder, w: str, dy: str, c: Correlation) -> str:
+    """For stride 1: one product a tap over the positions of all samples, added up.
+
+    On small images with many channels ConvTranspose does a product a sample, each too thin.
+    """
+    window, rank = c.window, len(c.window.steps) + 2
+    begin = [r - b for r, b in zip(window.reach, window.begin, strict=True)]
+    end = [r - e for r, e in zip(window.reach, window.end, strict=True)]
+    last = g("Transpose", dy, perm=[0, *range(2, rank), 1])
+    padded = g("Pad", last, g.ints(0, *begin, 0, 0, *end, 0))
+    count = math.prod(window.kernel)
+    taps = g("Transpose", reshape(g, w, (c.features, c.channels, count)), perm=[2, 0, 1])
+    axes = g.ints(*range(1, rank - 1))
+    products = []
+    for number, offset in enumerate(window.taps):
+        ends = [o + extent for o, extent in zip(offset, window.image, strict=True)]
+        moved = g("Slice", padded, g.ints(*offset), g.ints(*ends), axes)
+        rows = reshape(g, moved, (-1, c.features))
+        tap = g("Gather", taps, g.constant(count - 1 - number, np.int64), axis=0)
+        products.append(g("MatMul", rows, tap))
+    total = add_all(g, *products) or products[0]
+    image = reshape(g, total, (c.batch, *window.image, c.channels))
+    return g("Transpose", image, perm=[0, rank - 1, *range(1, rank - 1)])
 
 
 def _tap(g: GraphBuilder, padded: str, offset: Shape, c: Correlation) -> str:

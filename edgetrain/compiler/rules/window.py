@@ -55,6 +55,23 @@ class Window:
         """One element a window, one window an element: a 1x1 kernel of stride 1."""
         return all(k == 1 for k in self.kernel) and tuple(self.image) == tuple(self.steps)
 
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """How far a window extends beyond its first element."""
+        return tuple((k - 1) * d for k, d in zip(self.kernel, self.dilations, strict=True))
+
+    @property
+    def turns(self) -> bool:
+        """Stride 1 and padding no wider than the kernel.
+
+        Going back to the image is then sliding the kernel, turned around, over the windows.
+        """
+        padded = (*self.begin, *self.end)
+        limits = (*self.reach, *self.reach)
+        return all(s == 1 for s in self.strides) and all(
+            pad <= limit for pad, limit in zip(padded, limits, strict=True)
+        )
+
     def transposed(self) -> Mapping[str, Attribute]:
         """Attributes of the ConvTranspose that goes from windows back to the image."""
         end, output_padding = [], []
