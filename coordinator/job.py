@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import onnx
 
@@ -12,6 +13,7 @@ from edgetrain.bundle import Bundle
 from edgetrain.compiler.build import Node
 from edgetrain.compiler.cut import Cut
 from edgetrain.compiler.export import export
+from edgetrain.compiler.export_file import export_file, has_data_files
 from edgetrain.compiler.load import load, model_sha256
 from edgetrain.compiler.loss import labels_spec, target
 from edgetrain.compiler.normalise import normalise
@@ -39,6 +41,7 @@ class Job:
         labels: what labels must look like.
         data: the coordinator's own samples.
         sha256: of the file.
+        data_files: some of its tensors lie in files beside it.
     """
 
     config: RunConfig
@@ -48,6 +51,7 @@ class Job:
     labels: LabelSpec
     data: RunData
     sha256: str
+    data_files: bool = False
 
     def compile(
         self, cuts: tuple[Cut, ...], modes: tuple[Mode, ...], blocks: tuple[int, ...] = ()
@@ -67,11 +71,19 @@ class Job:
         )
         return compile_stages(self.program, cuts, recipe)
 
-    def export(self, weights: Weights) -> bytes:
-        """The user's file with these weights in place of its own."""
-        trained = export(self.original, self.program, merged(self.program.weights, weights))
-        data: bytes = trained.SerializeToString()
-        return data
+    def export(self, target: Path, weights: Weights) -> None:
+        """Write the user's file with these weights in place of its own.
+
+        Raises:
+            GraphError: a file cannot be read or written.
+            OSError: the model itself cannot be written.
+        """
+        values = merged(self.program.weights, weights)
+        if self.data_files:
+            export_file(self.config.model.path, target, self.program, values)
+        else:
+            trained = export(self.original, self.program, values)
+            target.write_bytes(trained.SerializeToString())
 
 
 def prepare(config: RunConfig) -> Job:
@@ -95,8 +107,8 @@ def prepare(config: RunConfig) -> Job:
     trainable = select_trainable(program, config.model.trainable)
     labels = labels_for(config.model, program)
     data = fit_run_data(data, program.inputs, labels, batch_size=config.train.batch_size)
-    sha256 = model_sha256(path)
-    job = Job(config, original, program, trainable, labels, data, sha256)
+    files = (model_sha256(path), has_data_files(path))
+    job = Job(config, original, program, trainable, labels, data, *files)
     if not config.mentions("hybrid"):
         job.compile((), (Mode.VJP,))  # an op without a rule is better known now
     return job

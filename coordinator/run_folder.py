@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -113,27 +114,47 @@ class RunFolder:
         except OSError as error:
             raise _cannot_write(self.path / METRICS_FILE, error) from error
 
-    def write_model(self, data: bytes) -> Path:
+    def write_model(self, export: Callable[[Path], None]) -> Path:
         """Write the trained model; whatever happens, the file is whole, old or new.
+
+        Args:
+            export: writes the model to a path, and what belongs beside it to its folder.
 
         Raises:
             RunError: it cannot be written.
         """
-        return self._replace(MODEL_FILE, data)
+        aside = self.path / ".partial"
+        path = self.path / MODEL_FILE
+        try:
+            aside.mkdir(exist_ok=True)
+            export(aside / MODEL_FILE)
+            written = [file for file in aside.rglob("*") if file.is_file()]
+            for file in sorted(written, key=lambda file: file.name == MODEL_FILE):
+                _settle(file, self.path / file.relative_to(aside))
+        except OSError as error:
+            raise _cannot_write(path, error) from error
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        return path
 
     def _replace(self, name: str, data: bytes) -> Path:
         path = self.path / name
         aside = self.path / f".{name}.partial"
         try:
-            with aside.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(path)
+            aside.write_bytes(data)
+            _settle(aside, path)
         except OSError as error:
             aside.unlink(missing_ok=True)
             raise _cannot_write(path, error) from error
         return path
+
+
+def _settle(aside: Path, path: Path) -> None:
+    """Put a written file in its place once it is on the disk."""
+    with aside.open("rb+") as file:
+        os.fsync(file.fileno())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside.replace(path)
 
 
 def resolved_toml(config: RunConfig) -> str:

@@ -172,7 +172,7 @@ class Session:
             raise
 
     def _keep(self, folder: RunFolder, weights: Weights) -> Path:
-        return folder.write_model(self._job.export(weights))
+        return folder.write_model(lambda path: self._job.export(path, weights))
 
     def _write_report(
         self, folder: RunFolder, plan: Plan, rows: tuple[DeviceRow, ...]

@@ -58,3 +58,19 @@ def test_an_op_without_a_rule_is_known_before_any_device_is_asked(tmp_path):
     )
     with pytest.raises(UnsupportedOpError, match=r"Det.*the_det"):
         prepare(config(tmp_path, model, shape=(8, 1, 6, 6)))
+
+
+def test_weights_in_data_files_are_written_to_copies_of_them(tmp_path):
+    start = config(tmp_path, open_image())
+    path = tmp_path / "m.onnx"
+    model = onnx.load(path)
+    onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    before = (tmp_path / "w.bin").read_bytes()
+    job = prepare(start)
+    assert job.data_files
+    (tmp_path / "out").mkdir()
+    trained = {"w": normal(3, 1, 3, 3, seed=7)}
+    job.export(tmp_path / "out" / "m.onnx", trained)
+    assert (tmp_path / "w.bin").read_bytes() == before
+    (weight,) = onnx.load(tmp_path / "out" / "m.onnx").graph.initializer
+    assert np.array_equal(onnx.numpy_helper.to_array(weight), trained["w"])

@@ -163,15 +163,28 @@ def test_a_torn_last_line_is_forgiven_and_a_damaged_one_is_not(folder):
 
 def test_the_model_is_replaced_whole_and_leaves_nothing_beside_it(folder):
     for data in (b"first", b"second"):
-        assert folder.write_model(data).read_bytes() == data
+        path = folder.write_model(lambda path, data=data: path.write_bytes(data))
+        assert path.read_bytes() == data
     names = {path.name for path in folder.path.iterdir()}
     assert names == {"metrics.jsonl", "trained.onnx"}
+
+
+def test_what_a_model_needs_beside_it_comes_along(folder):
+    def export(path):
+        (path.parent / "weights").mkdir()
+        (path.parent / "weights" / "w.bin").write_bytes(b"w")
+        path.write_bytes(b"m")
+
+    for _ in range(2):
+        assert folder.write_model(export).read_bytes() == b"m"
+        assert (folder.path / "weights" / "w.bin").read_bytes() == b"w"
+    assert not (folder.path / ".partial").exists()
 
 
 def test_a_model_that_cannot_be_written_is_a_clear_error(folder):
     (folder.path / "trained.onnx").mkdir()
     with pytest.raises(RunError, match=r"trained\.onnx cannot be written"):
-        folder.write_model(b"data")
+        folder.write_model(lambda path: path.write_bytes(b"data"))
     assert {path.name for path in folder.path.iterdir()} == {
         "metrics.jsonl",
         "trained.onnx",

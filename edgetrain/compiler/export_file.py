@@ -68,6 +68,15 @@ def export_file(source: Path, target: Path, program: Program, weights: Weights) 
         ) from error
 
 
+def has_data_files(source: Path) -> bool:
+    """Whether some of the file's tensors lie in files beside it.
+
+    Raises:
+        GraphError: it cannot be read.
+    """
+    return any(True for _ in _external(load_skeleton(source)))
+
+
 def _external(model: onnx.ModelProto) -> Iterator[TensorProto]:
     for graph in graphs(model.graph):
         attributes = (a for node in graph.node for a in node.attribute)
