@@ -19,12 +19,12 @@ import argparse
 import io
 import json
 import statistics
-import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import eager
 import networks
 import numpy as np
 import onnx
@@ -45,10 +45,8 @@ from edgetrain.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgetrain.runtime.estimators.base import Tick
 from edgetrain.runtime.stage import Stage
 
-LR = 1e-3
-OPTIMIZER = OptimizerSpec("sgd", LRSpec(LR))
+OPTIMIZER = OptimizerSpec("sgd", LRSpec(eager.LR))
 ENGINE = OnnxRuntimeEngine()
-Step = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +86,11 @@ def main() -> None:
 
 
 def measure(name: str, batch: int, rounds: int, *, compiled: bool) -> Row:
-    torch.manual_seed(0)
-    model = networks.NETWORKS[name].make()
-    x = torch.randn(batch, *networks.NETWORKS[name].shape)
-    labels = torch.randint(networks.CLASSES, (batch,))
+    model, x, labels = eager.draw(name, batch)
     original = exported(model, x)
     program = normalise(original, batch=batch)
-    steps: dict[str, Step] = {
-        "eager": torch_step(model.train(), x, labels),
+    steps: dict[str, eager.Step] = {
+        "eager": eager.eager_step(model.train(), x, labels),
         "fused": our_step(_bundles(program, split=False), x.numpy(), labels.numpy()),
         "portable": our_step(
             _bundles(program, split=False, fast=False), x.numpy(), labels.numpy()
@@ -104,14 +99,14 @@ def measure(name: str, batch: int, rounds: int, *, compiled: bool) -> Row:
         "floor": forward_step(export(original, program, {}), x.numpy()),
     }
     if compiled:
-        steps["compile"] = torch_step(torch.compile(model), x, labels)
-    times = interleave(steps, rounds)
-    eager = np.array(times["eager"])
-    ratio = {k: float(np.median(np.array(v) / eager)) for k, v in times.items()}
+        steps["compile"] = eager.eager_step(torch.compile(model), x, labels)
+    times = eager.interleave(steps, rounds)
+    eager_s = np.array(times["eager"])
+    ratio = {k: float(np.median(np.array(v) / eager_s)) for k, v in times.items()}
     return Row(
         name,
         batch,
-        1e3 * float(np.median(eager)),
+        1e3 * float(np.median(eager_s)),
         ratio["fused"],
         ratio["portable"],
         ratio["split"],
@@ -140,18 +135,7 @@ def exported(model: torch.nn.Module, x: torch.Tensor) -> onnx.ModelProto:
     return onnx.load_from_string(buffer.getvalue())
 
 
-def torch_step(model: torch.nn.Module, x: torch.Tensor, labels: torch.Tensor) -> Step:
-    optimizer = torch.optim.SGD(model.parameters(), LR)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), labels).backward()
-        optimizer.step()
-
-    return step
-
-
-def our_step(bundles: Sequence[Bundle], x: np.ndarray, labels: np.ndarray) -> Step:
+def our_step(bundles: Sequence[Bundle], x: np.ndarray, labels: np.ndarray) -> eager.Step:
     def make(bundle: Bundle) -> Stage:
         return Stage(bundle, ENGINE, OPTIMIZER, microbatches=1, seed=0)
 
@@ -171,7 +155,7 @@ def our_step(bundles: Sequence[Bundle], x: np.ndarray, labels: np.ndarray) -> St
     return step
 
 
-def forward_step(model: onnx.ModelProto, x: np.ndarray) -> Step:
+def forward_step(model: onnx.ModelProto, x: np.ndarray) -> eager.Step:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -181,24 +165,6 @@ def forward_step(model: onnx.ModelProto, x: np.ndarray) -> Step:
         session.run(None, {"x": x})
 
     return step
-
-
-def interleave(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each, a few runs a round, after a warm-up."""
-    for step in steps.values():
-        for _ in range(3):
-            step()
-    start = time.perf_counter()
-    steps["eager"]()
-    repeats = max(1, int(0.02 / max(time.perf_counter() - start, 1e-6)))
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            for _ in range(repeats):
-                step()
-            times[name].append((time.perf_counter() - start) / repeats)
-    return times
 
 
 def _bundles(program: Program, *, split: bool, fast: bool = True) -> list[Bundle]:
