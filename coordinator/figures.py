@@ -52,7 +52,8 @@ class DeviceRow:
         busy: share of the run it computed, 0 ... 1.
         sent_bytes: in the whole run.
         predicted_s, measured_s: computing for one step.
-        predicted_memory_bytes, measured_memory_bytes: at the peak.
+        predicted_memory_bytes, measured_memory_bytes: at the peak, by the tensors that the
+            runtime holds; the prediction also has what one graph gives while it runs.
     """
 
     device: str

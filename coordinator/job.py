@@ -19,6 +19,7 @@ from edgetrain.compiler.loss import labels_spec, target
 from edgetrain.compiler.normalise import normalise
 from edgetrain.compiler.program import Program
 from edgetrain.compiler.stage import Recipe, compile_stages, pick_output
+from edgetrain.compiler.stash import Keep
 from edgetrain.compiler.trainable import select_trainable
 from edgetrain.compiler.values import value_table
 from edgetrain.config import ModelConfig, RunConfig
@@ -68,6 +69,7 @@ class Job:
             output=model.output or "",
             model_sha256=self.sha256,
             blocks=blocks,
+            keep=keep_of(self.config),
         )
         return compile_stages(self.program, cuts, recipe)
 
@@ -84,6 +86,11 @@ class Job:
         else:
             trained = export(self.original, self.program, values)
             target.write_bytes(trained.SerializeToString())
+
+
+def keep_of(config: RunConfig) -> Keep:
+    """What the run's stages stash."""
+    return Keep.INPUTS if config.plan.recompute else Keep.LEAST
 
 
 def prepare(config: RunConfig) -> Job:

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from coordinator.job import keep_of
 from edgetrain.compiler.cut import Cut, CutFinder
 from edgetrain.compiler.cut import Layer as CutLayer
+from edgetrain.compiler.forecast import stash_forecast
 from edgetrain.compiler.program import Program
 from edgetrain.config import RunConfig
 from edgetrain.errors import PlanError
@@ -73,6 +75,13 @@ class Planner:
         self._finder = CutFinder(program, trainable)
         self._hellos = _chosen(config, devices)
         self._layers = self._cut_layers()
+        self._stash_bytes = stash_forecast(
+            program,
+            trainable,
+            [self._finder.nodes[layer.start : layer.stop] for layer in self._layers],
+            keep_of(config),
+            batch_statistics=config.train.batchnorm == "train",
+        )
         self._speeds = {n: hello.flop_per_s for n, hello in self._hellos.items()}
 
     def assign(self) -> Assignment:
@@ -83,7 +92,10 @@ class Planner:
                 cannot be kept.
         """
         config = self._config
-        layers = [self._priced(layer) for layer in self._layers]
+        layers = [
+            self._priced(layer, stash_bytes)
+            for layer, stash_bytes in zip(self._layers, self._stash_bytes, strict=True)
+        ]
         devices = [self._device(name) for name in self._hellos]
         if len(layers) < len(devices):
             raise PlanError(
@@ -192,14 +204,14 @@ class Planner:
         end = replace(self._finder.layers()[-1].output)
         return self._finder.between([*cuts, end])
 
-    def _priced(self, layer: CutLayer) -> Layer:
+    def _priced(self, layer: CutLayer, stash_bytes: int) -> Layer:
         """Times at one flop a second: a device's speed is then its flop a second."""
         return Layer(
             forward_s=float(max(layer.flop, 1)),
             backward_s=BACKWARD_TO_FORWARD * max(layer.flop, 1),
             memory_bytes=4 * BUFFERS * layer.weight_elements,
             output_bytes=layer.output.nbytes,
-            stash_bytes=layer.activation_bytes,
+            stash_bytes=stash_bytes,
         )
 
     def _device(self, name: str) -> Device:

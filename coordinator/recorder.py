@@ -104,6 +104,7 @@ class Recorder:
                     predicted_s=compute_s * self._plan.microbatches,
                     measured_s=totals.compute_s / totals.steps if totals.steps else None,
                     predicted_memory_bytes=stage.predicted_memory_bytes,
+                    measured_memory_bytes=totals.memory_peak_bytes or None,
                 )
             )
         return rows

@@ -33,6 +33,7 @@ class StageTotals:
     compute_s: float = 0.0
     sent_bytes: int = 0
     stash_peak_bytes: int = 0
+    memory_peak_bytes: int = 0
     steps: int = 0
     recent: deque[StepDone] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
 
@@ -42,6 +43,7 @@ class StageTotals:
         self.compute_s += done.compute_s
         self.sent_bytes += done.sent_bytes
         self.stash_peak_bytes = max(self.stash_peak_bytes, done.stash_peak_bytes)
+        self.memory_peak_bytes = max(self.memory_peak_bytes, done.memory_peak_bytes)
         self.recent.append(done)
 
     @property

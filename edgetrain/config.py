@@ -104,11 +104,14 @@ class PlanConfig(Section, frozen=True):
         stages: how many, or ``"auto"``: one a device, or one more than `cuts`.
         cuts: in order, each a tensor's name, or the names of all tensors that cross it.
         pin: fixed places.
+        recompute: whether an exact stage keeps only what it received and runs its forward
+            again in its backward: the least memory, for about one more forward a step.
     """
 
     stages: int | str = AUTO
     cuts: tuple[str | tuple[str, ...], ...] = ()
     pin: PinConfig = PinConfig()
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.stages, str):

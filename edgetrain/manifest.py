@@ -62,6 +62,14 @@ class Mode(StrEnum):
     FROZEN = "frozen"
 
 
+# The graphs that are run, or run once more, when a microbatch comes back.
+RUN_IN_BACKWARD: Final[Mapping[Mode, tuple[GraphName, ...]]] = {
+    Mode.VJP: (GraphName.LOSS, GraphName.BACKWARD),
+    Mode.HYBRID: (GraphName.FORWARD, GraphName.CRITERION, GraphName.CONTRACT),
+    Mode.FROZEN: (GraphName.LOSS, GraphName.BACKWARD),
+}
+
+
 class Port(msgspec.Struct, frozen=True):
     """One input or output of a graph.
 
@@ -177,6 +185,18 @@ class Manifest(msgspec.Struct, frozen=True):
         """The graphs by their names in the bundle, those of the fast path too."""
         fast = self.fast.graphs if self.fast else {}
         return {**self.graphs, **{FAST + name: spec for name, spec in fast.items()}}
+
+    @property
+    def stash_bytes(self) -> int:
+        """What a microbatch leaves behind between its forward and its backward."""
+        kept = {
+            port.name: TensorSpec(port.name, port.dtype, port.shape).nbytes
+            for name in RUN_IN_BACKWARD[self.mode]
+            if name in self.graphs
+            for port in self.graphs[name].inputs
+            if port.role in (Role.ACTIVATION, Role.STASH)
+        }
+        return sum(kept.values())
 
     @property
     def is_first(self) -> bool:

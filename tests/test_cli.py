@@ -37,7 +37,7 @@ Run = Callable[..., dict]
 @pytest.fixture(scope="module")
 def agents(edgetrain_broker: Broker) -> Iterator[ProcessFleet]:
     """Three devices for many runs; the third lends next to no memory."""
-    devices = [SimDevice("a"), SimDevice("b"), SimDevice("small", memory_bytes=4500)]
+    devices = [SimDevice("a"), SimDevice("b"), SimDevice("small", memory_bytes=4300)]
     with ProcessFleet(edgetrain_broker.url, devices, NAMESPACE) as fleet:
         yield fleet
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from edgetrain.errors import PlanError
-from edgetrain.planner.cost import Footprint, stage_memory_bytes
 from edgetrain.planner.partition import (
     EXACT_DEVICES,
     Device,
@@ -197,13 +196,3 @@ def test_pins_that_cannot_be_kept():
 def test_a_device_needs_speed_and_link(speed, link):
     with pytest.raises(PlanError, match="'a' has speed"):
         Device("a", speed, 1, link)
-
-
-def test_stage_memory_adds_up():
-    footprint = Footprint(1000, 600, 70, 33)
-    plain = stage_memory_bytes(
-        footprint, in_flight=0, optimizer_copies=0, previous_versions=0
-    )
-    assert plain == 1000 + 600 + 33
-    adam = stage_memory_bytes(footprint, in_flight=5, optimizer_copies=2)
-    assert adam - plain == 5 * 70 + 3 * 600

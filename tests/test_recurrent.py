@@ -17,6 +17,7 @@ from edgetrain.compiler.cut import CutFinder
 from edgetrain.compiler.jvp import jvp
 from edgetrain.compiler.normalise import normalise
 from edgetrain.compiler.stage import Recipe, compile_stages
+from edgetrain.compiler.stash import Keep
 from edgetrain.compiler.vjp import prepare, vjp
 from edgetrain.errors import UnsupportedOpError
 from edgetrain.manifest import GraphName, Mode, Role
@@ -212,7 +213,8 @@ def stages_cut_after(*names: str) -> list[Stage]:
     program = normalise(tagger(), batch=4)
     finder = CutFinder(program, program.weights)
     modes = (Mode.VJP,) * (len(names) + 1)
-    recipe = Recipe(frozenset(program.weights), "softmax_cross_entropy", modes)
+    weights = frozenset(program.weights)
+    recipe = Recipe(weights, "softmax_cross_entropy", modes, keep=Keep.ALL)
     return stages_of(compile_stages(program, [finder.named(n) for n in names], recipe))
 
 

@@ -25,7 +25,7 @@ from edgetrain.transport.memory import MemoryHub, MemoryTransport
 from edgetrain.transport.mqtt import MqttTransport
 from edgetrain.wire.topics import COORDINATOR
 
-REFUSED_BYTES = 4500  # the planner's estimate of the small task fits, its graphs do not
+REFUSED_BYTES = 4300  # the planner's estimate of the small task fits, its graphs do not
 WAIT_S = 30.0  # only a failing test waits this long
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -23,6 +24,7 @@ RANDOM: Final = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"}
     | {"RandomUniform", "RandomUniformLike"}
 )
+_DRAWN: Final = 1 << 24  # elements; a larger input repeats them, as drawing is slow
 _OUTLIERS: Final = (4.0, -4.0)
 _UNCHECKED: Final = (
     "The file's own graph draws random numbers or does not run on random input, so the"
@@ -137,7 +139,8 @@ def sample(graph: onnx.GraphProto, rows: int, seed: int = 0) -> dict[str, Array]
         shape = tuple(d.dim_value for d in tensor.shape.dim)
         shape = (rows, *shape[1:]) if shape else ()
         if dtype.kind in "fV":
-            feeds[info.name] = generator.standard_normal(shape).astype(dtype)
+            drawn = generator.standard_normal(min(math.prod(shape), _DRAWN))
+            feeds[info.name] = np.resize(drawn.astype(dtype), shape)
         else:
             feeds[info.name] = generator.integers(0, 2, shape).astype(dtype)
     return feeds

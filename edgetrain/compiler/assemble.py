@@ -8,13 +8,15 @@ import numpy as np
 
 from edgetrain.bundle import Bundle
 from edgetrain.compiler.batch_statistics import running_statistics, use_batch_statistics
-from edgetrain.compiler.build import GraphBuilder, Node
-from edgetrain.compiler.loss import Criterion, attach
+from edgetrain.compiler.build import GraphBuilder, Node, live_nodes
+from edgetrain.compiler.loss import LABELS, Criterion, attach
+from edgetrain.compiler.order import lean_order
 from edgetrain.compiler.origin import origins, weights_of
 from edgetrain.compiler.part import Part
 from edgetrain.compiler.ports import COTANGENT, StageGraphs, make_port, merged, result_ports
 from edgetrain.compiler.program import Program
 from edgetrain.compiler.rules.blocked import use_blocks
+from edgetrain.compiler.stash import Halves, divide
 from edgetrain.compiler.trainable import LINEAR_OPS, tail_weights
 from edgetrain.compiler.values import constants, value_table
 from edgetrain.compiler.vjp import prepare, vjp
@@ -123,7 +125,9 @@ class _Stage:
         found = self._differentiate(g, nodes, {criterion.target: criterion.cotangent})
         loss = make_port(g, criterion.loss, Role.LOSS)
         results = result_ports(g, found, self._cotangents_out, ())
-        self._graphs.add(g, GraphName.LOSS, [loss, *statistics, *results], g.nodes)
+        outputs = [loss, *statistics, *results]
+        live = live_nodes(g.nodes, {port.name for port in outputs})
+        self._graphs.add(g, GraphName.LOSS, outputs, lean_order(live, (LABELS,)))
 
     def add_split(self) -> None:
         """`forward` gives the stash that `backward` takes, if any gradient is wanted."""
@@ -132,10 +136,13 @@ class _Stage:
         seeds = self._seeds(g, self._cotangents_in)
         found = self._differentiate(g, nodes, seeds)
         results = result_ports(g, found, self._cotangents_out, seeds.values())
-        backward = g.nodes[len(forward) :]
+        wanted = {port.name for port in results}
+        halves = Halves(forward, live_nodes(g.nodes[len(forward) :], wanted))
+        halves = divide(g, halves, seeds.values(), self._held, self._part.keep)
+        backward = lean_order(live_nodes(halves.backward, wanted), seeds.values())
         stash = self._graphs.add(g, GraphName.BACKWARD, results, backward)
-        sends = self._made_ports(g, self._part.sends, Role.ACTIVATION)
-        self._graphs.add(g, GraphName.FORWARD, merged(sends, statistics, stash), forward)
+        made = merged(self._made_ports(g, self._part.sends, Role.ACTIVATION), statistics)
+        self._graphs.add(g, GraphName.FORWARD, merged(made, stash), halves.forward)
 
     def add_perturbed(self) -> None:
         """`forward` alone, and `contract`: exact gradients from the last linear op on."""

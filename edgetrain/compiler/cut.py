@@ -49,7 +49,6 @@ class Layer:
         start, stop: its nodes, as a range of the program's.
         flop: of one forward of a microbatch.
         weight_elements: of all its weights.
-        activation_bytes: of all the values its nodes make.
         output: the cut at its end.
     """
 
@@ -57,7 +56,6 @@ class Layer:
     stop: int
     flop: int
     weight_elements: int
-    activation_bytes: int
     output: Cut
 
 
@@ -162,14 +160,12 @@ class CutFinder:
             weights = [
                 self._program.weights[n] for n in names if n in self._program.weights
             ]
-            made = [self._values[o] for n in nodes for o in n.outputs if o in self._values]
             layers.append(
                 Layer(
                     start,
                     cut.position,
                     sum(node_flop(node, self._values) for node in nodes),
                     sum(weight.size for weight in weights),
-                    sum(spec.nbytes for spec in made),
                     cut,
                 )
             )
@@ -192,18 +188,17 @@ def _just_in_time(
         for name in node.outputs
         if name
     }
-    order: dict[int, Node] = {}
-
-    def place(index: int) -> None:
-        for name in nodes[index].inputs:
-            if name in makers and makers[name] not in order:
-                place(makers[name])
-        order[index] = nodes[index]
-
     preparing = set(makers.values())
+    placed: dict[int, None] = {}
     for index in range(len(nodes)):
-        if index not in preparing:
-            place(index)
-    for index in sorted(preparing - order.keys()):
-        order[index] = nodes[index]
-    return tuple(order.values())
+        if index in preparing:
+            continue
+        pending, wanted = [index], {index}
+        while pending:  # not by recursion: a chain may be longer than Python's stack
+            sources = {makers[n] for n in nodes[pending.pop()].inputs if n in makers}
+            fresh = sources - wanted - placed.keys()
+            wanted |= fresh
+            pending.extend(fresh)
+        placed |= dict.fromkeys(sorted(wanted))
+    placed |= dict.fromkeys(sorted(preparing - placed.keys()))
+    return tuple(nodes[index] for index in placed)

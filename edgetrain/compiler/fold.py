@@ -74,13 +74,24 @@ def fold_control_flow(model: onnx.ModelProto, lift_weights: Callable[[], None]) 
         lift_weights()
         _fold_shapes(model.graph, shapes.known(shapes.infer(model)))
         _fold_constants(model)
+        _fold_conditions(model)
+        sort_nodes(model.graph)
+    lift_weights()
+
+
+def _fold_conditions(model: onnx.ModelProto) -> None:
+    try:
         optimizer.fold_constants(
             model,
             input_size_limit=_CONDITION_ELEMENTS,
             output_size_limit=_CONDITION_ELEMENTS,
         )
-        sort_nodes(model.graph)
-    lift_weights()
+    except RuntimeError as error:
+        reason = str(error.__cause__ or error).strip().split("\n", 1)[0]
+        raise GraphError(
+            f"the model's control flow cannot be resolved: {reason}; export the model"
+            " without Python branches or loops"
+        ) from error
 
 
 def _size(graph: onnx.GraphProto) -> tuple[int, int]:

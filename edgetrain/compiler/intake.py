@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, inliner, numpy_helper
 
+from edgetrain.compiler import node_check
 from edgetrain.compiler.tidy import all_nodes, graphs, sort_nodes, subgraphs
 from edgetrain.errors import GraphError
 
@@ -20,6 +21,7 @@ _STANDARD: Final = frozenset({"", "ai.onnx"})
 BFLOAT16: Final = frozenset({TensorProto.BFLOAT16})
 OTHER_FLOATS: Final = frozenset({TensorProto.FLOAT16, TensorProto.DOUBLE})
 _QUANTISED: Final = re.compile("^Q|Quantize|NBits|Integer")
+_ELEMENT_TYPES: Final = frozenset(helper.get_all_tensor_dtypes())
 # Attributes that name the element type of a node's output.
 _TYPE_ATTRIBUTES: Final = frozenset({"to", "dtype", "output_dtype", "softmax_precision"})
 
@@ -35,12 +37,11 @@ def open_up(model: onnx.ModelProto) -> onnx.ModelProto:
     Raises:
         GraphError: an opset, operator or value kind that cannot be handled.
     """
-    _check_opset(model)
     _check_values(model)
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     if copy.functions:
-        copy = inliner.inline_local_functions(copy)
+        copy = _inlined(copy)
     graph = copy.graph
     held = {tensor.name for tensor in graph.initializer}
     inputs = [info for info in graph.input if info.name not in held]
@@ -54,8 +55,33 @@ def open_up(model: onnx.ModelProto) -> onnx.ModelProto:
     del copy.opset_import[:]
     copy.opset_import.append(helper.make_opsetid("", version))
     copy.ir_version = max(copy.ir_version, _MIN_IR)
+    _drop_ambiguous_names(graph)
     sort_nodes(graph)
     return copy
+
+
+def _drop_ambiguous_names(graph: onnx.GraphProto) -> None:
+    """Node names mean nothing, but ONNX Runtime wants them different.
+
+    A node without a name goes by its output's.
+    """
+    seen = {name for node in all_nodes(graph) for name in node.output}
+    for node in all_nodes(graph):
+        if node.name in seen and node.name not in node.output[:1]:
+            node.name = ""
+        seen.add(node.name)
+
+
+def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    try:
+        model = inliner.inline_local_functions(model)
+    except (RuntimeError, onnx.checker.ValidationError) as error:
+        raise GraphError(
+            f"the model's functions cannot be written out: {error}; export it without local"
+            " functions"
+        ) from error
+    node_check.check(model.graph, opset(model), "the model")
+    return model
 
 
 def fix_inputs(
@@ -155,7 +181,8 @@ def _widen(tensor: TensorProto, types: frozenset[int]) -> set[int]:
     return {data_type}
 
 
-def _check_opset(model: onnx.ModelProto) -> None:
+def check_opset(model: onnx.ModelProto) -> None:
+    """Raises GraphError for an opset that is older or newer than what can be read."""
     version, newest = opset(model), onnx.defs.onnx_opset_version()
     if not MIN_OPSET <= version <= newest:
         raise GraphError(
@@ -177,6 +204,11 @@ def _check_values(model: onnx.ModelProto) -> None:
             raise GraphError(
                 f"{info.name!r} is a {kind.removesuffix('_type')}, not a tensor; export a"
                 " model whose inputs and outputs are tensors"
+            )
+        if info.type.tensor_type.elem_type not in _ELEMENT_TYPES:
+            raise GraphError(
+                f"{info.name!r} has no known element type"
+                f" ({info.type.tensor_type.elem_type}); export the model with typed inputs"
             )
         if info.type.tensor_type.elem_type == TensorProto.STRING:
             raise GraphError(

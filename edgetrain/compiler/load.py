@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from pathlib import Path
-from typing import Final
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import external_data_helper, helper
+from onnx import external_data_helper
 
+from edgetrain.compiler.admission import admit
 from edgetrain.errors import GraphError
-
-# Types of which several elements share a byte; their data's length is not checked.
-_SUB_BYTE: Final = frozenset(
-    value
-    for name, value in onnx.TensorProto.DataType.items()
-    if name.endswith(("INT4", "INT2", "4E2M1"))
-)
 
 
 def load(path: Path) -> onnx.ModelProto:
     """Read a model with all its tensors, external data included.
 
     Raises:
-        GraphError: the file is missing, unreadable, damaged, not ONNX, or holds no graph.
+        GraphError: the file is missing, unreadable, damaged, not ONNX, or malformed.
     """
     model = load_skeleton(path)
     try:
@@ -35,9 +27,7 @@ def load(path: Path) -> onnx.ModelProto:
             f"the external data of {path} cannot be read: {_first_line(error)};"
             " keep the data files beside the .onnx file, as they were exported"
         ) from error
-    for tensor in model.graph.initializer:
-        _check_tensor(tensor, path)
-    _check_names(model.graph, path)
+    admit(model, str(path))
     return model
 
 
@@ -84,42 +74,6 @@ def _parse(path: Path) -> onnx.ModelProto:
 def _unreadable(path: Path, error: OSError) -> GraphError:
     reason = error.strerror or str(error)
     return GraphError(f"the model {path} cannot be read: {reason}; check the path")
-
-
-def _check_tensor(tensor: onnx.TensorProto, path: Path) -> None:
-    """Its bytes must be as many as its type and shape announce."""
-    if not tensor.HasField("raw_data"):
-        return
-    try:
-        itemsize = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-    except (KeyError, TypeError) as error:
-        raise GraphError(
-            f"initializer {tensor.name!r} of {path} has the unknown type"
-            f" {tensor.data_type}; the file is damaged or newer than this onnx package"
-        ) from error
-    if tensor.data_type in _SUB_BYTE:
-        return
-    expected = math.prod(tensor.dims) * itemsize
-    if len(tensor.raw_data) != expected:
-        raise GraphError(
-            f"initializer {tensor.name!r} of {path} has {len(tensor.raw_data)} B, its type"
-            f" and shape need {expected} B: the file is damaged; export or copy it again"
-        )
-
-
-def _check_names(graph: onnx.GraphProto, path: Path) -> None:
-    defined = {"", *(i.name for i in graph.input), *(t.name for t in graph.initializer)}
-    defined.update(t.values.name for t in graph.sparse_initializer)
-    defined.update(name for node in graph.node for name in node.output)
-    wanted = {out.name: "the graph's outputs" for out in graph.output}
-    for node in graph.node:
-        wanted.update(dict.fromkeys(node.input, f"node {node.name or node.op_type!r}"))
-    for name, reader in wanted.items():
-        if name not in defined:
-            raise GraphError(
-                f"{path}: {reader} needs the value {name!r}, which nothing produces;"
-                " the file is damaged or was edited; export it again"
-            )
 
 
 def _first_line(error: Exception) -> str:

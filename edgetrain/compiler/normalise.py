@@ -10,6 +10,7 @@ import onnx
 
 from edgetrain.compiler import agreement, intake, large, quantised, sites, ties, weights
 from edgetrain.compiler import shapes as static
+from edgetrain.compiler.admission import admit
 from edgetrain.compiler.decompose import decompose
 from edgetrain.compiler.draft import (
     Draft,
@@ -66,6 +67,7 @@ def normalise(
     """
     if batch < 1:
         raise GraphError(f"the batch size is {batch}; it must be at least 1")
+    admit(model)
     held = sites.find(model)
     draft = _begin(model, held, batch, shapes or {}, fixed or {})
     draft.tie = tie
@@ -122,7 +124,10 @@ def _explained(
     error: GraphError | EngineError, foreign: Mapping[str, int], batch: int
 ) -> GraphError:
     if not foreign:
-        return GraphError(str(error))
+        reason = str(error)
+        if isinstance(error, EngineError):
+            reason = f"the model does not run, so it cannot be trained: {reason}"
+        return GraphError(reason)
     name, extent = next(iter(foreign.items()))
     return GraphError(
         f"the model fixes its batch size: input {name!r} takes {extent}, and with"
@@ -158,6 +163,11 @@ def _rewrite(
     guard_masked_rows(draft.model.graph)
     drop_aliases(draft.model.graph)
     drop_dead(draft.model.graph)
+    if not draft.model.graph.node:
+        raise GraphError(
+            "the model computes nothing: its outputs are inputs, weights or constants;"
+            " the file is damaged, export it again"
+        )
     _drop_unused(draft)
     _freeze_quantised(draft)
     draft.model = static.complete(draft.model, draft.all_feeds)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from edgetrain.compiler.build import Node
+from edgetrain.compiler.stash import Keep
 from edgetrain.losses import LossOptions
 from edgetrain.manifest import Mode
 from edgetrain.tensors import TensorSpec
@@ -25,6 +26,7 @@ class Part:
         target: what the loss applies to; empty for all but the last stage.
         output: the model's output that is, or follows from, `target`.
         batch_statistics: BatchNormalization uses its microbatch's statistics.
+        keep: what its forward hands to its backward.
         block: of the device's own layout, for a fast path; 0: portable graphs only.
     """
 
@@ -40,6 +42,7 @@ class Part:
     target: str
     output: str
     batch_statistics: bool
+    keep: Keep = Keep.LEAST
     block: int = 0
 
     @cached_property

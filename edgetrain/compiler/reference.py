@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +14,7 @@ import onnxruntime as ort
 from google.protobuf.message import EncodeError
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
+from edgetrain.compiler import limits
 from edgetrain.errors import EngineError
 
 Array = npt.NDArray[Any]
@@ -29,6 +32,12 @@ _ERRORS: Final = (
     ValueError,
 )
 _SILENT: Final = 4
+_CODE_OR_PLACE: Final = re.compile(
+    r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : |/onnxruntime_src/\S+:\d+ "
+)
+_LONGEST: Final = 400  # characters of a message
+# Of model and inputs together: above it, what a run needs may be just as large.
+_SMALL_BYTES: Final = 1 << 28
 
 
 def run(
@@ -44,21 +53,27 @@ def run(
         outputs: any values of the main graph, not only its outputs; all outputs if None.
 
     Raises:
-        EngineError: ONNX Runtime cannot load or run it.
+        EngineError: ONNX Runtime cannot load or run it, or a small model wants more than
+            `limits.MAX_RUN_BYTES` of memory.
     """
     if outputs is not None:
         model = _with_outputs(model, outputs)
     try:
+        data = model.SerializeToString()
+        given_bytes = len(data) + sum(value.nbytes for value in feeds.values())
         session = ort.InferenceSession(
-            model.SerializeToString(), _options(), providers=["CPUExecutionProvider"]
+            data,
+            _options(bounded=given_bytes < _SMALL_BYTES),
+            providers=["CPUExecutionProvider"],
         )
         wanted = {i.name for i in session.get_inputs()}
         values = session.run(
-            None, {k: np.asarray(v) for k, v in feeds.items() if k in wanted}
+            None,
+            {k: np.asarray(v) for k, v in feeds.items() if k in wanted},
+            _run_options(),
         )
     except _ERRORS as error:
-        reason = " ".join(str(error).split())
-        raise EngineError(f"ONNX Runtime: {reason}") from error
+        raise EngineError(f"ONNX Runtime: {_reason(error)}") from error
     names = [out.name for out in session.get_outputs()]
     return {
         name: np.asarray(value)
@@ -67,8 +82,37 @@ def run(
     }
 
 
-def _options() -> ort.SessionOptions:
+def _reason(error: Exception) -> str:
+    """The message on one line, without codes and places in ONNX Runtime's own source."""
+    text = _CODE_OR_PLACE.sub("", " ".join(str(error).split()))
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+
+
+@cache
+def _bound_memory() -> None:
+    """Register the allocator that sessions may share; ONNX Runtime holds it for good."""
+    info = ort.OrtMemoryInfo(
+        "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
+    )
+    as_requested = 1
+    settings = {
+        "max_mem": limits.MAX_RUN_BYTES,
+        "arena_extend_strategy": as_requested,
+    }
+    ort.create_and_register_allocator(info, ort.OrtArenaCfg(settings))
+
+
+def _run_options() -> ort.RunOptions:
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
+
+
+def _options(*, bounded: bool) -> ort.SessionOptions:
     options = ort.SessionOptions()
+    if bounded:
+        _bound_memory()
+        options.add_session_config_entry("session.use_env_allocators", "1")
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.log_severity_level = _SILENT

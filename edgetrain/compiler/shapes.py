@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper, shape_inference
 
-from edgetrain.compiler import reference
+from edgetrain.compiler import limits, reference
 from edgetrain.compiler.values import tensor_spec, value_info
 from edgetrain.errors import EngineError, GraphError
 from edgetrain.tensors import TensorSpec
@@ -72,6 +72,7 @@ def bind(
         _bind_rest(info.name, dims[1:], shapes.get(info.name))
         if dims:
             _set(dims[0], batch)
+        _check_size(info, max(batch, rows[info.name]))
     for out in graph.output:
         out.type.tensor_type.ClearField("shape")
     return rows
@@ -103,6 +104,12 @@ def _bind_rest(
                 f" given for it says {wanted}"
             )
         _set(dim, wanted)
+
+
+def _check_size(info: onnx.ValueInfoProto, rows: int) -> None:
+    spec = tensor_spec(info)
+    itemsize = np.dtype(spec.dtype).itemsize
+    limits.check_extents(spec.name, (rows, *spec.shape[1:]), itemsize)
 
 
 def _extent(dim: onnx.TensorShapeProto.Dimension) -> int:
@@ -173,30 +180,53 @@ def infer(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy with the types and shapes that ONNX's own inference derives.
 
     Raises:
-        GraphError: it finds a contradiction.
+        GraphError: it finds a contradiction, or a value is absurdly large.
     """
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
     del bare.graph.value_info[:]
+    # With data propagation, inference lists the elements of what may be a shape: by then
+    # it must be known that they are not billions.
+    known(_inferred(bare, propagate=False))
+    return _inferred(bare, propagate=True)
+
+
+def _inferred(model: onnx.ModelProto, *, propagate: bool) -> onnx.ModelProto:
     try:
-        return shape_inference.infer_shapes(bare, data_prop=True)
+        return shape_inference.infer_shapes(model, data_prop=propagate)
     except (shape_inference.InferenceError, RuntimeError) as error:
-        raise GraphError(f"the model's shapes contradict each other: {error}") from error
+        raise GraphError(
+            f"the model's shapes contradict each other: {error}; export the model again, or"
+            " check the shapes that are given for its inputs"
+        ) from error
 
 
 def known(model: onnx.ModelProto) -> dict[str, TensorSpec]:
-    """The values of an inferred model whose type and shape are static."""
-    specs = {}
+    """The values of an inferred model whose type and shape are static.
+
+    Raises:
+        GraphError: a value is absurdly large.
+    """
     graph = model.graph
-    for info in (*graph.input, *graph.value_info, *graph.output):
-        tensor = info.type.tensor_type
-        dims = tensor.shape.dim
-        if tensor.HasField("shape") and all(d.HasField("dim_value") for d in dims):
-            specs[info.name] = tensor_spec(info)
+    given = {info.name: tensor_spec(info) for info in filter(_is_static, graph.input)}
     for constant in graph.initializer:
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(constant.data_type)).name
-        specs[constant.name] = TensorSpec(constant.name, dtype, tuple(constant.dims))
-    return specs
+        given[constant.name] = TensorSpec(constant.name, dtype, tuple(constant.dims))
+    most = limits.most_bytes([spec.nbytes for spec in given.values()])
+    infos = filter(_is_static, (*graph.value_info, *graph.output))
+    made = {info.name: tensor_spec(info) for info in infos}
+    for spec in made.values():
+        limits.check_extents(spec.name, spec.shape, np.dtype(spec.dtype).itemsize, most)
+    return given | made
+
+
+def _is_static(info: onnx.ValueInfoProto) -> bool:
+    tensor = info.type.tensor_type
+    return bool(
+        tensor.elem_type
+        and tensor.HasField("shape")
+        and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
+    )
 
 
 def complete(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> onnx.ModelProto:

@@ -12,6 +12,7 @@ from edgetrain.compiler.cut import Cut, CutFinder
 from edgetrain.compiler.loss import target
 from edgetrain.compiler.part import Part
 from edgetrain.compiler.program import Program
+from edgetrain.compiler.stash import Keep
 from edgetrain.errors import GraphError, PlanError
 from edgetrain.losses import PLAIN, LossOptions
 from edgetrain.manifest import Mode
@@ -31,7 +32,9 @@ class Recipe:
             file's running statistics as constants.
         output: the output the loss applies to, where the model has several.
         model_sha256: of the user's file.
+        blocks: of each stage's device, for a fast path; empty: portable graphs only.
         loss_options: what the loss is told.
+        keep: what the forward of an exact stage hands to its backward.
     """
 
     trainable: frozenset[str]
@@ -42,6 +45,7 @@ class Recipe:
     model_sha256: str = ""
     blocks: tuple[int, ...] = ()
     loss_options: LossOptions = PLAIN
+    keep: Keep = Keep.LEAST
 
 
 def compile_stages(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Bundle]:
@@ -128,6 +132,7 @@ def _parts(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Part]:
                 target=goal if last else "",
                 output=output.name,
                 batch_statistics=recipe.batch_statistics and mode is Mode.VJP,
+                keep=recipe.keep,
                 block=recipe.blocks[stage] if recipe.blocks else 0,
             )
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from typing import Final
@@ -11,6 +10,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
+from edgetrain.compiler import limits
 from edgetrain.errors import GraphError
 
 _SCALARS: Final = {
@@ -135,10 +135,15 @@ def lift_constants(graph: onnx.GraphProto) -> None:
 
 def filled_tensor(node: onnx.NodeProto, shape: TensorProto) -> TensorProto:
     """What a ConstantOfShape node makes of a constant shape."""
-    dims = [int(extent) for extent in numpy_helper.to_array(shape)]
-    fill = numpy_helper.to_array(fill_value(node)).reshape(-1)[:1]
-    data = fill.repeat(math.prod(dims)).reshape(dims)
-    return numpy_helper.from_array(data, node.output[0])
+    dims = [int(extent) for extent in numpy_helper.to_array(shape).reshape(-1)]
+    fill = numpy_helper.to_array(fill_value(node)).reshape(-1)
+    limits.check_extents(node.output[0], dims, fill.itemsize)
+    if fill.size != 1:
+        raise GraphError(
+            f"ConstantOfShape node {node.name or node.output[0]!r} fills with {fill.size}"
+            " values instead of one; the file is damaged, export it again"
+        )
+    return numpy_helper.from_array(np.full(dims, fill[0]), node.output[0])
 
 
 def fill_value(node: onnx.NodeProto) -> TensorProto:

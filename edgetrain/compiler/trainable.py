@@ -9,7 +9,7 @@ from typing import Final
 from edgetrain.compiler.build import Node
 from edgetrain.compiler.origin import origins, prepares, weights_of
 from edgetrain.compiler.program import Program
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, GraphError
 
 LINEAR_OPS: Final = frozenset(
     {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN"}
@@ -30,8 +30,14 @@ def select_trainable(
 
     Raises:
         ConfigError: nothing matches, or a pattern is malformed.
+        GraphError: the model has no weights.
     """
     names = [name for name in program.weights if name not in program.states]
+    if not names:
+        raise GraphError(
+            "the model has no weights that can train: its file holds no float tensor that"
+            " an output depends on, other than settings and running statistics"
+        )
     if choice == "all":
         chosen = frozenset(names)
     elif isinstance(choice, str) and choice.startswith("last:"):

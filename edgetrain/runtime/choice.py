@@ -10,6 +10,7 @@ import numpy as np
 
 from edgetrain.bundle import Bundle
 from edgetrain.errors import EngineError
+from edgetrain.runtime.heap import give_back
 from edgetrain.runtime.stage import Stage, Timing, Trial
 
 log = logging.getLogger(__name__)
@@ -38,23 +39,43 @@ def choose(
     Returns:
         The stage, warmed up, and its times.
     """
+    chosen = _chosen(bundle, block, make)
+    give_back()
+    return chosen
+
+
+def _chosen(
+    bundle: Bundle, block: int, make: Callable[[Bundle], Stage]
+) -> tuple[Stage, Timing]:
     stage = make(bundle)
     trial = stage.warm_up()
     fast = bundle.fast
     if fast is None or bundle.manifest.fast is None or bundle.manifest.fast.block != block:
         return stage, trial.timing
+    del stage  # a small device need not hold both at once
+    give_back()
+    other = _better(make, fast, trial)
+    if other is None:
+        stage = make(bundle)
+        return stage, stage.warm_up().timing
+    return other
+
+
+def _better(
+    make: Callable[[Bundle], Stage], fast: Bundle, portable: Trial
+) -> tuple[Stage, Timing] | None:
+    """The fast path and its times, if it holds and pays."""
     try:
-        other = make(fast)
-        other_trial = other.warm_up()
+        stage = make(fast)
+        trial = stage.warm_up()
     except EngineError as error:
         log.info("the fast path does not run here: %s", error)
-        return stage, trial.timing
-    if not _agree(trial, other_trial):
+        return None
+    if not _agree(portable, trial):
         log.warning("the fast path computes something else here and is not used")
-        return stage, trial.timing
-    if _seconds(other_trial.timing) < _seconds(trial.timing):
-        return other, other_trial.timing
-    return stage, trial.timing
+        return None
+    faster = _seconds(trial.timing) < _seconds(portable.timing)
+    return (stage, trial.timing) if faster else None
 
 
 def _seconds(timing: Timing) -> float:

@@ -51,6 +51,12 @@ class Parameters:
         self._fresh = True
 
     @property
+    def nbytes(self) -> int:
+        """Of all its buffers, those of the commits included."""
+        buffers = (self.weights, self.gradient, self.scratch, self._committed_state)
+        return sum(b.nbytes for b in (*buffers, *self._earlier.values()))
+
+    @property
     def trainable(self) -> Vector:
         """The part of `weights` that the optimizer updates."""
         return self.weights[: self.gradient.size]

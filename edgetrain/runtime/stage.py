@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -102,6 +103,17 @@ class Stage:
         """Bytes kept at present for backwards to come."""
         return self._estimator.stash_bytes
 
+    @property
+    def memory_bytes(self) -> int:
+        """Held at present: weights, commits, gradient, optimizer state and stash.
+
+        The engine's own memory is not part of it.
+        """
+        copies = self.manifest.mode is Mode.HYBRID
+        elements = copies * self.manifest.elements
+        elements += optimizer_states(self._spec) * self.manifest.trainable_elements
+        return self.parameters.nbytes + 4 * elements + self.stash_bytes
+
     def forward(self, tick: Tick, activations: Arrays) -> Arrays:
         """Activations received to activations sent."""
         if tick.microbatch == 0:
@@ -185,7 +197,7 @@ class Stage:
 def required_bytes(
     manifest: Manifest, optimizer: OptimizerSpec, stash_microbatches: int
 ) -> int:
-    """What a stage needs while it trains, engine overhead aside.
+    """What a stage needs while it trains, without the engine and its temporaries.
 
     Args:
         manifest: of the stage.
@@ -194,18 +206,28 @@ def required_bytes(
 
     Returns:
         Weights, earlier commits and, for `hybrid`, a perturbed copy; gradient, scratch and
-        optimizer state; the stash of all microbatches in flight; and the activations of
-        one more.
+        optimizer state; for each microbatch in flight its stash and what crosses the cuts;
+        and for one more what crosses the cuts and what the largest graph gives. The stash
+        is exact; of the portable graphs and the fast path, the larger.
     """
-    states = {"sgd": 1 if optimizer.momentum else 0}.get(optimizer.name, 2)
+    states = optimizer_states(optimizer)
     copies = commits_kept(manifest) + (manifest.mode is Mode.HYBRID)
     buffers = copies * manifest.elements + (2 + states) * manifest.trainable_elements
-    stash = 0
     crossing = sum(s.nbytes for s in (*manifest.receives, *manifest.sends))
-    for spec in manifest.graphs.values():
-        kept = sum(TensorSpec(p.name, p.dtype, p.shape).nbytes for p in spec.outputs)
-        stash = max(stash, kept)
-    return 4 * buffers + (stash + crossing) * (stash_microbatches + 1)
+    given = max(
+        sum(TensorSpec(p.name, p.dtype, p.shape).nbytes for p in spec.outputs)
+        for spec in manifest.all_graphs.values()
+    )
+    stash = manifest.stash_bytes
+    if manifest.fast is not None:
+        fast = msgspec.structs.replace(manifest, graphs=manifest.fast.graphs)
+        stash = max(stash, fast.stash_bytes)
+    return 4 * buffers + (stash + crossing) * stash_microbatches + crossing + given
+
+
+def optimizer_states(optimizer: OptimizerSpec) -> int:
+    """How many numbers an optimizer keeps a weight."""
+    return {"sgd": 1 if optimizer.momentum else 0}.get(optimizer.name, 2)
 
 
 def _made_up(specs: tuple[TensorSpec, ...]) -> dict[str, npt.NDArray[Any]]:

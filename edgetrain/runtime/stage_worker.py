@@ -80,6 +80,7 @@ class _Tally:
     samples: int = 0
     compute_s: float = 0.0
     stash_peak_bytes: int = 0
+    memory_peak_bytes: int = 0
 
 
 class StageWorker:
@@ -170,6 +171,7 @@ class StageWorker:
             compute_s=tally.compute_s,
             sent_bytes=self._exchange.sent_bytes - tally.sent_before,
             stash_peak_bytes=tally.stash_peak_bytes,
+            memory_peak_bytes=tally.memory_peak_bytes,
         )
         self._world.report(done)
         self._tally = _Tally(now, self._exchange.sent_bytes)
@@ -185,6 +187,8 @@ class StageWorker:
                 self._held[m] = self._timed(lambda: self._stage.forward(tick, activations))
                 stash_bytes = max(self._tally.stash_peak_bytes, self._stage.stash_bytes)
                 self._tally.stash_peak_bytes = stash_bytes
+                memory_bytes = max(self._tally.memory_peak_bytes, self._stage.memory_bytes)
+                self._tally.memory_peak_bytes = memory_bytes
             case Op.SEND_ACTIVATION:
                 self._exchange.send_activations(tick, self._held.pop(m))
             case Op.RECV_COTANGENT:

@@ -189,6 +189,8 @@ class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
         compute_s: of these, in the engine and the optimizer.
         sent_bytes: frames of tensors since the previous update, headers included.
         stash_peak_bytes: most that was stashed at once.
+        memory_peak_bytes: most that weights, commits, gradient, optimizer state and stash
+            took at once.
     """
 
     run: int
@@ -201,6 +203,7 @@ class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
     compute_s: float
     sent_bytes: int
     stash_peak_bytes: int
+    memory_peak_bytes: int = 0
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):

@@ -161,7 +161,7 @@ def _tap_by_tap(g: GraphBuilder, taps: list[str], dy: str, c: Correlation) -> st
         columns = reshape(g, tap, (*split, c.channels // c.groups, c.positions))
         product = g("MatMul", rows, swap_last(g, columns, rank))
         parts.append(sum_axes(g, product, [0], keepdims=True) if c.batch > 1 else product)
-    return _taps_last(g, parts, rank, c)
+    return _taps_last(g, parts, c)
 
 
 def _joined(g: GraphBuilder, image: str, dy: str, c: Correlation) -> str:
@@ -174,8 +174,8 @@ def _joined(g: GraphBuilder, image: str, dy: str, c: Correlation) -> str:
     for offset in c.window.taps:
         tap = c.window.tap(g, padded, offset, first_axis=1)
         columns = reshape(g, tap, (c.batch * c.positions, c.channels))
-        parts.append(reshape(g, g("MatMul", rows, columns), (1, c.features, c.channels)))
-    return _taps_last(g, parts, 3, c)
+        parts.append(g("MatMul", rows, columns))
+    return _taps_last(g, parts, c)
 
 
 def _stacked(g: GraphBuilder, taps: list[str], dy: str, c: Correlation) -> str:
@@ -184,8 +184,8 @@ def _stacked(g: GraphBuilder, taps: list[str], dy: str, c: Correlation) -> str:
     rows = reshape(g, dy, (c.batch, c.features, c.positions))
     product = g("MatMul", stack, swap_last(g, rows, 3))
     total = sum_axes(g, product, [0]) if c.batch > 1 else product
-    total = reshape(g, total, (len(taps), c.channels, c.features))
-    return reshape(g, g("Transpose", total, perm=[2, 1, 0]), c.weight_shape)
+    taps_first = reshape(g, total, (*c.window.kernel, c.channels, c.features))
+    return _taps_innermost(g, taps_first, c, features_first=False)
 
 
 def _depthwise(g: GraphBuilder, padded: str, dy: str, c: Correlation) -> str:
@@ -209,16 +209,29 @@ def _depthwise_channels_last(g: GraphBuilder, padded: str, dy: str, c: Correlati
         tap = c.window.tap(g, image, offset, first_axis=1)
         rows = reshape(g, g("Mul", tap, dy), (c.batch * c.positions, c.channels))
         parts.append(sum_axes(g, rows, [0], keepdims=True))
-    return _taps_last(g, parts, 2, c)
+    return _taps_last(g, parts, c)
 
 
-def _taps_last(g: GraphBuilder, parts: list[str], rank: int, c: Correlation) -> str:
-    """Join a part [1, ...] a tap into a weight, whose innermost axes are the taps."""
+def _taps_last(g: GraphBuilder, parts: list[str], c: Correlation) -> str:
+    """Join the parts of all taps, of M * C / groups elements each, to a weight."""
     if len(parts) == 1:
         return reshape(g, parts[0], c.weight_shape)
-    joined = g("Concat", *parts, axis=0)
-    moved = g("Transpose", joined, perm=[*range(1, rank), 0])
-    return reshape(g, moved, c.weight_shape)
+    shape = (*c.window.kernel, *c.weight_shape[:2])
+    taps_first = reshape(g, g("Concat", *parts, axis=0), shape)
+    return _taps_innermost(g, taps_first, c)
+
+
+def _taps_innermost(
+    g: GraphBuilder, weight: str, c: Correlation, *, features_first: bool = True
+) -> str:
+    """From [*kernel, M, C / groups], or with these two exchanged, to a weight.
+
+    No reshape comes after the transpose: ONNX Runtime would exchange the two, and a node
+    that its optimizer puts in loses the place that `lean_order` gives a gradient.
+    """
+    taps = len(c.window.kernel)
+    outer = [taps, taps + 1] if features_first else [taps + 1, taps]
+    return g("Transpose", weight, perm=[*outer, *range(taps)])
 
 
 def _conv_transpose_sizes(g: GraphBuilder, node: Node) -> Correlation:

@@ -50,7 +50,7 @@ def batch_norm_vjp(g: GraphBuilder, node: Node, dy: str) -> Cotangents:
     count = math.prod(shape) // shape[1]
     share = scaled(g, rate, -1 / count, x)
     by_x, by_one = g("Mul", g("Mul", share, inv_std), moment), g("Mul", share, total)
-    return g("Add", direct, _channel_affine(g, centred, by_x, by_one, x)), moment, total
+    return g("Add", direct, channel_affine(g, centred, by_x, by_one, x)), moment, total
 
 
 def batch_norm_jvp(g: GraphBuilder, node: Node, tangents: Tangents) -> str | None:
@@ -106,9 +106,7 @@ def _inv_std(g: GraphBuilder, variance: str, node: Node, like: str) -> str:
     return g("Reciprocal", g("Sqrt", g("Add", variance, epsilon)))
 
 
-def _channel_affine(
-    g: GraphBuilder, value: str, factor: str, offset: str, like: str
-) -> str:
+def channel_affine(g: GraphBuilder, value: str, factor: str, offset: str, like: str) -> str:
     """factor * value + offset per channel, in one pass: a normalisation of nothing."""
     zero = g.constant(np.zeros(g.shape(like)[1], g.dtype(like)))
     one = g.constant(np.ones(g.shape(like)[1], g.dtype(like)))

@@ -9,6 +9,7 @@ from edgetrain.compiler.build import GraphBuilder, Node
 from edgetrain.compiler.rules.base import Cotangents, Tangents
 from edgetrain.compiler.rules.normalization import instance_norm_jvp, instance_norm_vjp
 from edgetrain.compiler.rules.shaping import mask, reshape
+from edgetrain.errors import GraphError
 
 # What the standard adds to a standard deviation.
 _FLOOR = 1e-9
@@ -50,7 +51,13 @@ def mean_variance_norm(g: GraphBuilder, node: Node, t: str) -> str:
     is 0.
     """
     x = node.inputs[0]
-    axes = g.ints(*node.get("axes", [0, 2, 3]))
+    given, rank = list(node.get("axes", [0, 2, 3])), g.rank(x)
+    if any(not -rank <= axis < rank for axis in given):
+        raise GraphError(
+            f"MeanVarianceNormalization node {node.name!r} takes means along axes"
+            f" {given} of a value of {rank} dimensions; give it `axes` that the value has"
+        )
+    axes = g.ints(*given)
 
     def mean(value: str) -> str:
         return g("ReduceMean", value, axes, keepdims=1)

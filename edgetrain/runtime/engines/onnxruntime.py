@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Final
 
 import numpy as np
@@ -17,6 +17,27 @@ from edgetrain.runtime.engines.base import Array
 from edgetrain.runtime.engines.blocks import block_width
 
 CPU: Final = "CPUExecutionProvider"
+AS_REQUESTED: Final = 1  # an arena_extend_strategy of ONNX Runtime
+# They put one kernel in place of several nodes, with other rounding, wherever nobody reads
+# the values between. Then what a stage stashes would decide the bits of what it computes.
+REGROUPING: Final = (
+    "BiasGeluFusion",
+    "BiasSkipLayerNormFusion",
+    "BiasSoftmaxFusion",
+    "ConvAddActivationFusion",
+    "DivMulFusion",
+    "FastGeluFusion",
+    "GeluFusionL1",
+    "GeluFusionL2",
+    "GemmSumFusion",
+    "LayerNormFusionL1",
+    "LayerNormFusionL2",
+    "MatMulScaleFusion",
+    "QuickGeluFusion",
+    "SimplifiedLayerNormFusion",
+    "SkipLayerNormFusion",
+    "SwiGluFusion",
+)
 _ERRORS: Final[tuple[type[Exception], ...]] = (
     RuntimeError,
     ValueError,
@@ -63,13 +84,40 @@ class OnnxRuntimeEngine:
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 4
+        _share_arena()
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        # Both trade memory for time that they do not save here: reuse keeps a buffer for
+        # the next value of its very shape instead of freeing it, and a pattern lays out
+        # all values of a run in one block.
+        options.enable_mem_reuse = False
+        options.enable_mem_pattern = False
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
-            session = ort.InferenceSession(graph, options, providers=list(self.providers))
+            session = ort.InferenceSession(
+                graph,
+                options,
+                providers=list(self.providers),
+                disabled_optimizers=REGROUPING,
+            )
         except _ERRORS as error:
             raise EngineError(f"ONNX Runtime cannot load the graph: {error}") from error
         return OnnxRuntimeGraph(session, spec, held)
+
+
+@cache
+def _share_arena() -> None:
+    """Let all sessions of the process draw on one arena.
+
+    Otherwise each keeps one of its own, the sum of what each graph ever needed; and it
+    doubles when it is full, where this one grows by what is asked for.
+    """
+    memory = ort.OrtMemoryInfo(
+        "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
+    )
+    growth = {"max_mem": 0, "arena_extend_strategy": AS_REQUESTED}
+    rest = {"initial_chunk_size_bytes": -1, "max_dead_bytes_per_chunk": -1}
+    ort.create_and_register_allocator(memory, ort.OrtArenaCfg({**growth, **rest}))
 
 
 class OnnxRuntimeGraph:
