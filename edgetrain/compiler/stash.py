@@ -226,7 +226,8 @@ def _applied(g: GraphBuilder, node: Node) -> tuple[Node, ...]:
 
     ONNX Runtime's training kernel takes sqrt(1 / (variance + epsilon)), its inference
     kernel 1 / sqrt(variance + epsilon), which may differ in the last bit. So the factor
-    and the offset are computed here, and the inference kernel only applies them.
+    and the offset are computed here, and the inference kernel only applies them. Where a
+    kernel is compiled to fuse products and sums, the last bit may still differ.
     """
     if not node.get("training_mode", 0):
         return (node,)

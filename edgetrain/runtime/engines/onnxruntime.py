@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache, cached_property
 from typing import Final
 
@@ -117,7 +118,8 @@ def _share_arena() -> None:
     )
     growth = {"max_mem": 0, "arena_extend_strategy": AS_REQUESTED}
     rest = {"initial_chunk_size_bytes": -1, "max_dead_bytes_per_chunk": -1}
-    ort.create_and_register_allocator(memory, ort.OrtArenaCfg({**growth, **rest}))
+    with suppress(*_ERRORS):  # one that the process has registered before serves as well
+        ort.create_and_register_allocator(memory, ort.OrtArenaCfg({**growth, **rest}))
 
 
 class OnnxRuntimeGraph:
