@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -11,6 +16,8 @@ from small_models import build, convnet, mlp, normal
 from edgetrain.compiler import limits, reference
 from edgetrain.compiler.normalise import normalise
 from edgetrain.errors import EngineError, GraphError
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
 
 node = helper.make_node
 
@@ -66,7 +73,8 @@ def test_a_window_without_end() -> None:
     assert "window of [2, 2147483648] elements" in refusal(model)
 
 
-def test_a_run_of_a_small_model_has_a_bound() -> None:
+def run_small_model() -> None:
+    """In a process of its own, as the first that runs anything decides on its memory."""
     model = build([node("Expand", ["x", "n"], ["y"])], [("x", [1]), ("n", [1])], ["y"])
     model.graph.input[1].type.tensor_type.elem_type = TensorProto.INT64
     x = np.ones(1, np.float32)
@@ -74,6 +82,19 @@ def test_a_run_of_a_small_model_has_a_bound() -> None:
     assert len(reference.run(model, {"x": x, "n": np.asarray([1000])})["y"]) == 1000
     with pytest.raises(EngineError, match="memory"):
         reference.run(model, {"x": x, "n": np.asarray([most + 1])})
+
+
+def test_a_run_of_a_small_model_has_a_bound() -> None:
+    code = f"import {__name__} as here; here.run_small_model(); print('bounded')"
+    folders = os.pathsep.join([str(Path(__file__).parent), str(SCRIPTS)])
+    done = subprocess.run(  # noqa: S603 - this file, in a fresh interpreter
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": folders},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == "bounded", done.stderr
 
 
 @pytest.mark.parametrize("target", [[0, 0], [2, -1, 0], [-1, -1], [7, 7]])

@@ -242,13 +242,16 @@ def folder(tmp_path_factory):
     return path
 
 
+CUTS = ("r0", "f")  # of "residual", whichever device is faster today
+
+
 def trained_by_agents(folder, *, recompute: bool) -> Outcome:
     """On three devices, with BatchNormalization and several microbatches in flight."""
     config = RunConfig(
         ModelConfig(folder / "model.onnx"),
         DataConfig(folder / "data.npz"),
         TrainConfig(steps=4, batch_size=16, lr=0.05, schedule="gpipe"),
-        PlanConfig(recompute=recompute),
+        PlanConfig(recompute=recompute, cuts=CUTS),
         FleetConfig(devices=DEVICES, step_timeout_s=20.0),
     )
     return train(config, folder / f"out-{recompute}")

@@ -14,6 +14,7 @@ import onnxruntime as ort
 from google.protobuf.message import EncodeError
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
+from edgetrain.arena import claim
 from edgetrain.compiler import limits
 from edgetrain.errors import EngineError
 
@@ -54,7 +55,7 @@ def run(
 
     Raises:
         EngineError: ONNX Runtime cannot load or run it, or a small model wants more than
-            `limits.MAX_RUN_BYTES` of memory.
+            `limits.MAX_RUN_BYTES` of memory (unless an engine has run in this process).
     """
     if outputs is not None:
         model = _with_outputs(model, outputs)
@@ -110,7 +111,7 @@ def _run_options() -> ort.RunOptions:
 
 def _options(*, bounded: bool) -> ort.SessionOptions:
     options = ort.SessionOptions()
-    if bounded:
+    if bounded and claim(__name__):
         _bound_memory()
         options.add_session_config_entry("session.use_env_allocators", "1")
     options.intra_op_num_threads = 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cache, cached_property
 from typing import Final
 
@@ -12,6 +11,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
+from edgetrain.arena import claim
 from edgetrain.errors import EngineError
 from edgetrain.manifest import GraphSpec, Port
 from edgetrain.runtime.engines.base import Array
@@ -85,8 +85,9 @@ class OnnxRuntimeEngine:
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 4
-        _share_arena()
-        options.add_session_config_entry("session.use_env_allocators", "1")
+        if claim(__name__):
+            _share_arena()
+            options.add_session_config_entry("session.use_env_allocators", "1")
         # Both trade memory for time that they do not save here: reuse keeps a buffer for
         # the next value of its very shape instead of freeing it, and a pattern lays out
         # all values of a run in one block.
@@ -118,8 +119,7 @@ def _share_arena() -> None:
     )
     growth = {"max_mem": 0, "arena_extend_strategy": AS_REQUESTED}
     rest = {"initial_chunk_size_bytes": -1, "max_dead_bytes_per_chunk": -1}
-    with suppress(*_ERRORS):  # one that the process has registered before serves as well
-        ort.create_and_register_allocator(memory, ort.OrtArenaCfg({**growth, **rest}))
+    ort.create_and_register_allocator(memory, ort.OrtArenaCfg({**growth, **rest}))
 
 
 class OnnxRuntimeGraph:
