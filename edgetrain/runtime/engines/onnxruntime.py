@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache, cached_property
 from typing import Final
 
@@ -119,7 +120,8 @@ def _share_arena() -> None:
     )
     growth = {"max_mem": 0, "arena_extend_strategy": AS_REQUESTED}
     rest = {"initial_chunk_size_bytes": -1, "max_dead_bytes_per_chunk": -1}
-    ort.create_and_register_allocator(memory, ort.OrtArenaCfg({**growth, **rest}))
+    with suppress(*_ERRORS):  # another thread was here first: one serves all
+        ort.create_and_register_allocator(memory, ort.OrtArenaCfg({**growth, **rest}))
 
 
 class OnnxRuntimeGraph:
