@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +13,7 @@ import onnxruntime as ort
 from google.protobuf.message import EncodeError
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-from edgetrain.arena import claim
+from edgetrain.arena import ARENA, settings
 from edgetrain.compiler import limits
 from edgetrain.errors import EngineError
 
@@ -89,18 +88,13 @@ def _reason(error: Exception) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
-@cache
 def _bound_memory() -> None:
     """Register the allocator that sessions may share; ONNX Runtime holds it for good."""
-    info = ort.OrtMemoryInfo(
+    memory = ort.OrtMemoryInfo(
         "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
     )
-    as_requested = 1
-    settings = {
-        "max_mem": limits.MAX_RUN_BYTES,
-        "arena_extend_strategy": as_requested,
-    }
-    ort.create_and_register_allocator(info, ort.OrtArenaCfg(settings))
+    bounded = settings(limits.MAX_RUN_BYTES)
+    ort.create_and_register_allocator(memory, ort.OrtArenaCfg(bounded))
 
 
 def _run_options() -> ort.RunOptions:
@@ -111,8 +105,7 @@ def _run_options() -> ort.RunOptions:
 
 def _options(*, bounded: bool) -> ort.SessionOptions:
     options = ort.SessionOptions()
-    if bounded and claim(__name__):
-        _bound_memory()
+    if bounded and ARENA.claim(__name__, _bound_memory):
         options.add_session_config_entry("session.use_env_allocators", "1")
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1

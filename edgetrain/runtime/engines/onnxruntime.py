@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -12,14 +12,13 @@ import numpy.typing as npt
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-from edgetrain.arena import claim
+from edgetrain.arena import ARENA, settings
 from edgetrain.errors import EngineError
 from edgetrain.manifest import GraphSpec, Port
 from edgetrain.runtime.engines.base import Array
 from edgetrain.runtime.engines.blocks import block_width
 
 CPU: Final = "CPUExecutionProvider"
-AS_REQUESTED: Final = 1  # an arena_extend_strategy of ONNX Runtime
 # They put one kernel in place of several nodes, with other rounding, wherever nobody reads
 # the values between. Then what a stage stashes would decide the bits of what it computes.
 REGROUPING: Final = (
@@ -86,8 +85,7 @@ class OnnxRuntimeEngine:
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 4
-        if claim(__name__):
-            _share_arena()
+        if ARENA.claim(__name__, _share_arena):
             options.add_session_config_entry("session.use_env_allocators", "1")
         # Both trade memory for time that they do not save here: reuse keeps a buffer for
         # the next value of its very shape instead of freeing it, and a pattern lays out
@@ -108,7 +106,6 @@ class OnnxRuntimeEngine:
         return OnnxRuntimeGraph(session, spec, held)
 
 
-@cache
 def _share_arena() -> None:
     """Let all sessions of the process draw on one arena.
 
@@ -118,10 +115,8 @@ def _share_arena() -> None:
     memory = ort.OrtMemoryInfo(
         "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
     )
-    growth = {"max_mem": 0, "arena_extend_strategy": AS_REQUESTED}
-    rest = {"initial_chunk_size_bytes": -1, "max_dead_bytes_per_chunk": -1}
-    with suppress(*_ERRORS):  # another thread was here first: one serves all
-        ort.create_and_register_allocator(memory, ort.OrtArenaCfg({**growth, **rest}))
+    with suppress(*_ERRORS):  # the program around us was here first: one serves all
+        ort.create_and_register_allocator(memory, ort.OrtArenaCfg(settings()))
 
 
 class OnnxRuntimeGraph:
