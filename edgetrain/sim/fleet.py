@@ -23,6 +23,7 @@ from edgetrain.settings import check_device_name, check_distinct
 from edgetrain.train_config import AUTO
 from edgetrain.transport.address import BrokerAddress
 from edgetrain.transport.base import Transport
+from edgetrain.transport.broker import end_child
 from edgetrain.wire.topics import NAMESPACE
 
 PASSWORD_VARIABLE: Final = "EDGETRAIN_BROKER_PASSWORD"  # noqa: S105  not the password
@@ -96,7 +97,7 @@ class ProcessFleet:
         for process in self._processes.values():
             process.terminate()
         for process in self._processes.values():
-            _finish(process)
+            end_child(process, _END_TIMEOUT_S)
         self._processes.clear()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -105,7 +106,7 @@ class ProcessFleet:
         """End an agent as a crash or a power cut does."""
         process = self._processes[name]
         process.kill()
-        _finish(process)
+        end_child(process, _END_TIMEOUT_S)
 
     def pid(self, name: str) -> int:
         return self._processes[name].pid
@@ -219,17 +220,6 @@ class ThreadFleet:
             self._agents[name].run()
         except EdgeTrainError as error:  # for whoever looks; the others go on
             self.errors[name] = error
-
-
-def _finish(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process that was told to end; insist if that takes long."""
-    if process.stdin is not None:
-        process.stdin.close()
-    try:
-        process.wait(_END_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _log(folder: Path, name: str) -> Path:

@@ -104,7 +104,7 @@ class Broker:
 
     def stop(self) -> None:
         """End it and remove its files. Safe to call twice."""
-        _end(self._process)
+        end_child(self._process, _STOP_TIMEOUT_S)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def __enter__(self) -> Broker:
@@ -143,6 +143,17 @@ def embedded_broker(
     return _start(kind, port or _free_port(), directory)
 
 
+def end_child(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """Close its standard input, which ends it; insist if that takes long."""
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 def _start(kind: str, port: int, parent: Path | None) -> Broker:
     token = secrets.token_urlsafe(24)
     url = f"mqtt://{USER}:{token}@{HOST}:{port}"
@@ -158,7 +169,7 @@ def _start(kind: str, port: int, parent: Path | None) -> Broker:
                 stderr=output,
                 start_new_session=True,  # a Ctrl-C is the coordinator's to handle
             )
-        undo.callback(_end, process)
+        undo.callback(end_child, process, _STOP_TIMEOUT_S)
         _await_ready(kind, process, url, folder / "broker.log")
         undo.pop_all()
     log.info("%s listens on %s:%d", kind, HOST, port)
@@ -236,14 +247,3 @@ def _ticks(timeout_s: float) -> Iterator[None]:
     while time.monotonic() < end_s:
         yield
         time.sleep(_POLL_S)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Close its standard input, which ends it; insist if that takes long."""
-    if process.stdin is not None:
-        process.stdin.close()
-    try:
-        process.wait(_STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
