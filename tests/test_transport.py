@@ -89,8 +89,9 @@ def test_4_mb_travel_in_frames_both_ways_at_once(join: Join) -> None:
         sender.join()
     for party in parties.values():
         expected = wire_bytes(4_000_000, 60_000)
-        assert party.transport.sent_bytes == party.transport.received_bytes == expected
-        assert party.transport.data_sent_bytes == expected
+        traffic = party.transport.traffic
+        assert traffic.sent_bytes == {Channel.CONTROL: 0, Channel.DATA: expected}
+        assert traffic.received_bytes == traffic.sent_bytes
 
 
 def test_every_kind_of_payload_arrives_as_bytes(join: Join) -> None:
@@ -98,7 +99,7 @@ def test_every_kind_of_payload_arrives_as_bytes(join: Join) -> None:
     for payload in (b"one", bytearray(b"two"), memoryview(b"three"), b""):
         a.transport.send("b", Channel.CONTROL, payload)
         assert b.take() == Inbound("a", Channel.CONTROL, bytes(payload))
-    assert (a.transport.sent_bytes, a.transport.data_sent_bytes) == (11, 0)
+    assert a.transport.traffic.sent_bytes == {Channel.CONTROL: 11, Channel.DATA: 0}
 
 
 def test_a_party_may_write_to_itself_and_to_nobody(join: Join) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
 from edgetrain.errors import TransportError
+from edgetrain.transport.traffic import Traffic
 from edgetrain.wire.topics import Channel
 
 log = logging.getLogger(__name__)
@@ -60,19 +61,7 @@ class Transport(Protocol):
     def name(self) -> str: ...
 
     @property
-    def sent_bytes(self) -> int:
-        """Payload bytes handed to `send` so far, on both channels."""
-        ...
-
-    @property
-    def data_sent_bytes(self) -> int:
-        """The part of `sent_bytes` that went over DATA."""
-        ...
-
-    @property
-    def received_bytes(self) -> int:
-        """Payload bytes given to `receive` so far."""
-        ...
+    def traffic(self) -> Traffic: ...
 
     def open(
         self,

@@ -19,6 +19,7 @@ from edgetrain.transport.base import (
     deliver,
 )
 from edgetrain.transport.flow import SendWindow
+from edgetrain.transport.traffic import Traffic
 from edgetrain.wire.topics import Channel, check_name
 
 # Sees source, receiver, channel and payload of every message, on the sender's thread.
@@ -80,33 +81,16 @@ class MemoryTransport:
         max_payload_bytes: int = DEFAULT_MAX_PAYLOAD_BYTES,
     ) -> None:
         self._hub = hub
-        self._name = check_name(name, allow_coordinator=True)
+        self.name = check_name(name, allow_coordinator=True)
         self._max_payload_bytes = max_payload_bytes
         self._windows = {channel: SendWindow(window_bytes) for channel in Channel}
-        self._sent_bytes = dict.fromkeys(Channel, 0)
-        self._received_bytes = 0
+        self.traffic = Traffic()
         self._queue: SimpleQueue[tuple[Inbound | Presence | None, SendWindow | None]]
         self._queue = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._receive: Receive | None = None
         self._on_presence: OnPresence | None = None
         self._announced = False
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def sent_bytes(self) -> int:
-        return sum(self._sent_bytes.values())
-
-    @property
-    def data_sent_bytes(self) -> int:
-        return self._sent_bytes[Channel.DATA]
-
-    @property
-    def received_bytes(self) -> int:
-        return self._received_bytes
 
     def open(
         self,
@@ -117,32 +101,32 @@ class MemoryTransport:
     ) -> None:
         """See `Transport.open`."""
         if self._thread is not None:
-            raise TransportError(f"{self._name}: a transport opens once; make another")
+            raise TransportError(f"{self.name}: a transport opens once; make another")
         self._receive, self._on_presence = receive, on_presence
         self._thread = threading.Thread(
-            target=self._dispatch, name=f"memory-{self._name}", daemon=True
+            target=self._dispatch, name=f"memory-{self.name}", daemon=True
         )
         self._thread.start()
         self._hub.join(self)
         if announce is not None:
             self._announced = True
-            self._hub.announce(Presence(self._name, announce))
+            self._hub.announce(Presence(self.name, announce))
 
     def send(self, to: str, channel: Channel, payload: Payload) -> None:
         """See `Transport.send`."""
         nbytes = check_payload(payload, self._max_payload_bytes)
         if self._thread is None:
-            raise TransportError(f"{self._name}: the transport is not open")
+            raise TransportError(f"{self.name}: the transport is not open")
         window = self._windows[channel]
         window.wait()
-        self._hub.route(to, Inbound(self._name, channel, bytes(payload)), window)
-        self._sent_bytes[channel] += nbytes
+        self._hub.route(to, Inbound(self.name, channel, bytes(payload)), window)
+        self.traffic.sent_bytes[channel] += nbytes
 
     def withdraw(self) -> None:
         """See `Transport.withdraw`."""
         if self._announced:
             self._announced = False
-            self._hub.announce(Presence(self._name, b""))
+            self._hub.announce(Presence(self.name, b""))
 
     def close(self) -> None:
         """See `Transport.close`."""
@@ -162,7 +146,7 @@ class MemoryTransport:
     def _end(self, why: str) -> None:
         self._hub.leave(self)
         for window in self._windows.values():
-            window.close(f"{self._name}: the transport {why}")
+            window.close(f"{self.name}: the transport {why}")
         self._queue.put((None, None))
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -176,7 +160,7 @@ class MemoryTransport:
                 case Presence() if self._on_presence is not None:
                     deliver(self._on_presence, item)
                 case Inbound() if self._receive is not None:
-                    self._received_bytes += len(item.payload)
+                    self.traffic.received_bytes[item.channel] += len(item.payload)
                     deliver(self._receive, item)
             if window is not None and isinstance(item, Inbound):
                 window.remove(len(item.payload))

@@ -18,6 +18,7 @@ from edgetrain.transport.base import (
     deliver,
 )
 from edgetrain.transport.link import Link, LinkSpec, MqttSettings
+from edgetrain.transport.traffic import Traffic
 from edgetrain.wire import topics
 from edgetrain.wire.topics import Channel, check_name
 
@@ -48,7 +49,7 @@ class MqttTransport:
             ConfigError: the URL or the name cannot be used.
         """
         self._settings = settings or MqttSettings()
-        self._name = check_name(name, allow_coordinator=True)
+        self.name = check_name(name, allow_coordinator=True)
         self._namespace = check_name(self._settings.namespace, allow_coordinator=True)
         address = BrokerAddress.parse(url)
         self._address = dataclasses.replace(
@@ -58,27 +59,10 @@ class MqttTransport:
         )
         self._presence_topic = topics.presence(self._namespace, name)
         self._links: dict[Channel, Link] = {}
-        self._sent_bytes = dict.fromkeys(Channel, 0)
-        self._received_bytes = dict.fromkeys(Channel, 0)
+        self.traffic = Traffic()
         self._receive: Receive | None = None
         self._on_presence: OnPresence | None = None
         self._announce: bytes | None = None
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def sent_bytes(self) -> int:
-        return sum(self._sent_bytes.values())
-
-    @property
-    def data_sent_bytes(self) -> int:
-        return self._sent_bytes[Channel.DATA]
-
-    @property
-    def received_bytes(self) -> int:
-        return sum(self._received_bytes.values())
 
     def open(
         self,
@@ -89,7 +73,7 @@ class MqttTransport:
     ) -> None:
         """See `Transport.open`. Data first: an announced party can already be reached."""
         if self._links:
-            raise TransportError(f"{self._name}: a transport opens once; make another")
+            raise TransportError(f"{self.name}: a transport opens once; make another")
         self._receive, self._on_presence, self._announce = receive, on_presence, announce
         session = secrets.token_hex(4)
         try:
@@ -108,12 +92,12 @@ class MqttTransport:
         nbytes = check_payload(payload, self._settings.max_payload_bytes)
         link = self._links.get(channel)
         if link is None:
-            raise TransportError(f"{self._name}: the transport is not open")
+            raise TransportError(f"{self.name}: the transport is not open")
         link.window.wait()
-        topic = topics.inbox(self._namespace, to, self._name, channel)
+        topic = topics.inbox(self._namespace, to, self.name, channel)
         body = bytes(payload) if isinstance(payload, memoryview) else payload
         link.publish(topic, body, qos=_QOS[channel])
-        self._sent_bytes[channel] += nbytes
+        self.traffic.sent_bytes[channel] += nbytes
 
     def withdraw(self) -> None:
         """See `Transport.withdraw`."""
@@ -132,16 +116,16 @@ class MqttTransport:
         """See `Transport.kill`."""
         self._announce = None
         for link in self._links.values():
-            link.kill(f"{self._name}: the transport was killed")
+            link.kill(f"{self.name}: the transport was killed")
 
     def _close_links(self, why: str) -> None:
         for link in self._links.values():
-            link.close(f"{self._name}: the transport {why}")
+            link.close(f"{self.name}: the transport {why}")
 
     def _spec(self, channel: Channel, session: str) -> LinkSpec:
         """Only the control link, which announces, carries a will."""
-        client_id = f"{self._namespace}-{self._name}-{channel}-{session}"
-        mine = topics.inbox_filter(self._namespace, self._name, channel)
+        client_id = f"{self._namespace}-{self.name}-{channel}-{session}"
+        mine = topics.inbox_filter(self._namespace, self.name, channel)
         qos = _QOS[channel]
         if channel is Channel.DATA:
             return LinkSpec(client_id, (mine,), qos, None, self._on_inbound, lambda: None)
@@ -165,7 +149,7 @@ class MqttTransport:
         try:
             presence = Presence(topics.parse_presence(topic), payload)
         except WireError as error:
-            log.warning("%s: dropped a message: %s", self._name, error)
+            log.warning("%s: dropped a message: %s", self.name, error)
             return
         if self._on_presence is not None:
             deliver(self._on_presence, presence)
@@ -174,8 +158,8 @@ class MqttTransport:
         try:
             _, source, channel = topics.parse_inbox(topic)
         except WireError as error:
-            log.warning("%s: dropped a message: %s", self._name, error)
+            log.warning("%s: dropped a message: %s", self.name, error)
             return
-        self._received_bytes[channel] += len(payload)
+        self.traffic.received_bytes[channel] += len(payload)
         if self._receive is not None:
             deliver(self._receive, Inbound(source, channel, payload))
