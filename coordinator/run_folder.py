@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
@@ -79,17 +78,6 @@ class RunFolder:
             return cls(path)
         except OSError as error:
             raise ConfigError(f"the run folder cannot be used: {error}") from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         self._metrics.close()

@@ -6,6 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -108,7 +109,7 @@ class Session:
             plan, pipeline = rollout.deploy(devices, supply, total)
             stem = self._config.model.path.stem
             now = datetime.now().astimezone()
-            with RunFolder.create(out, stem=stem, now=now) as folder:
+            with closing(RunFolder.create(out, stem=stem, now=now)) as folder:
                 folder.write_config(self._config)
                 folder.write_plan(plan.encode())
                 return self._drive(folder, plan, pipeline, total)

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import tomllib
+from contextlib import closing
 from datetime import datetime
 from html.parser import HTMLParser
 from pathlib import Path
@@ -48,7 +49,7 @@ simulate = [{ name = "pi", memory = "1 MB" }, { name = "pc" }]
 
 @pytest.fixture
 def folder(tmp_path):
-    with RunFolder.create(tmp_path / "out", stem="net", now=NOW) as made:
+    with closing(RunFolder.create(tmp_path / "out", stem="net", now=NOW)) as made:
         yield made
 
 
@@ -56,7 +57,7 @@ def test_a_folder_is_named_by_time_and_model_and_never_taken_twice(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     names = []
     for _ in range(3):
-        with RunFolder.create(None, stem="net", now=NOW) as made:
+        with closing(RunFolder.create(None, stem="net", now=NOW)) as made:
             names.append(str(made.path))
     first = "runs/20310203-040506-net"
     assert names == [first, f"{first}-2", f"{first}-3"]
@@ -127,7 +128,7 @@ evaluations = st.builds(
 @given(st.lists(steps | evaluations, max_size=6))
 def test_metrics_come_back_as_they_were(tmp_path_factory, metrics):
     path = tmp_path_factory.mktemp("run") / "out"
-    with RunFolder.create(path, stem="net", now=NOW) as folder:
+    with closing(RunFolder.create(path, stem="net", now=NOW)) as folder:
         for line in metrics:
             folder.append(line)
     steps_read, evaluations_read = read_metrics(path / "metrics.jsonl")
@@ -194,7 +195,7 @@ def test_a_model_that_cannot_be_written_is_a_clear_error(folder):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
 def test_a_full_disk_is_a_clear_error(tmp_path):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    with RunFolder(tmp_path) as full, pytest.raises(RunError, match="free space"):
+    with closing(RunFolder(tmp_path)) as full, pytest.raises(RunError, match="free space"):
         full.append(StepMetrics(1, 0, 0.1, 0.5, 99))
 
 

@@ -6,7 +6,6 @@ import itertools
 import queue
 import threading
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -75,12 +74,7 @@ class Bench:
         self.thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.worker.give(Release(RUN, EPOCH, "the test is over"))
         self.thread.join(WAIT_S)
         self.outbox.close()

@@ -20,7 +20,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from edgetrain.errors import ConfigError, TransportError
@@ -110,12 +109,7 @@ class Broker:
     def __enter__(self) -> Broker:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
