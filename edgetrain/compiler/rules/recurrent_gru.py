@@ -26,7 +26,7 @@ from edgetrain.compiler.rules.recurrent_cell import (
     product,
 )
 from edgetrain.compiler.rules.recurrent_direction import Direction
-from edgetrain.compiler.rules.recurrent_scan import Values, scan
+from edgetrain.compiler.rules.recurrent_scan import Stepped, Values, scan
 
 _GATE, _CANDIDATE = range(2)  # the activations' order
 
@@ -57,9 +57,7 @@ class ResetAfter:
         return ((self.before, 3),)
 
     def pull(self, g: GraphBuilder, flow: Flow) -> Pulled:
-        def step(
-            b: GraphBuilder, states: Values, parts: Values, dy: str | None
-        ) -> tuple[Values, Values]:
+        def step(b: GraphBuilder, states: Values, parts: Values, dy: str | None) -> Stepped:
             z, rates = parts
             dh = plus(b, states[0], dy)
             db = b("Mul", b("Concat", dh, dh, dh, axis=1), rates)
@@ -74,9 +72,7 @@ class ResetAfter:
         return Pulled(da, (db,), first)
 
     def push(self, g: GraphBuilder, driven: Driven) -> Pushed:
-        def step(
-            b: GraphBuilder, states: Values, parts: Values, u: str | None
-        ) -> tuple[Values, Values]:
+        def step(b: GraphBuilder, states: Values, parts: Values, u: str | None) -> Stepped:
             z, rates = parts
             tb = b("Mul", product(b, states[0], self.d.r, None), rates)
             th = b("Sum", b("Mul", states[0], z), *self.d.split(b, tb, 1, 1, 1))
@@ -127,9 +123,7 @@ class ResetBefore:
     def pull(self, g: GraphBuilder, flow: Flow) -> Pulled:
         gates_r, candidate_r = self.d.split(g, self.d.r, 2, 1, axis=0)
 
-        def step(
-            b: GraphBuilder, states: Values, parts: Values, dy: str | None
-        ) -> tuple[Values, Values]:
+        def step(b: GraphBuilder, states: Values, parts: Values, dy: str | None) -> Stepped:
             z, r, rz, rr, rn = parts
             dh = plus(b, states[0], dy)
             dn = b("Mul", dh, rn)
@@ -148,9 +142,7 @@ class ResetBefore:
     def push(self, g: GraphBuilder, driven: Driven) -> Pushed:
         gates_r, candidate_r = self.d.split(g, self.d.r, 2, 1, axis=0)
 
-        def step(
-            b: GraphBuilder, states: Values, parts: Values, u: str | None
-        ) -> tuple[Values, Values]:
+        def step(b: GraphBuilder, states: Values, parts: Values, u: str | None) -> Stepped:
             z, r, rz, rr, rn = parts
             gates_u, candidate_u = self.d.split(b, u, 2, 1) if u else (None, None)
             gates = product(b, states[0], gates_r, gates_u)

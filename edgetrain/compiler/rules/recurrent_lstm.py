@@ -24,7 +24,7 @@ from edgetrain.compiler.rules.recurrent_cell import (
     product,
 )
 from edgetrain.compiler.rules.recurrent_direction import Direction
-from edgetrain.compiler.rules.recurrent_scan import Values, scan
+from edgetrain.compiler.rules.recurrent_scan import Stepped, Values, scan
 from edgetrain.compiler.rules.shaping import sum_axes, zeros
 
 _GATE, _CANDIDATE, _HIDDEN = range(3)  # the activations' order
@@ -62,9 +62,7 @@ class LinearLSTM:
         return ((self.before, 4),)
 
     def pull(self, g: GraphBuilder, flow: Flow) -> Pulled:
-        def step(
-            b: GraphBuilder, states: Values, parts: Values, dy: str | None
-        ) -> tuple[Values, Values]:
+        def step(b: GraphBuilder, states: Values, parts: Values, dy: str | None) -> Stepped:
             rates, keep, show = parts
             dh = plus(b, states[0], dy)
             dc = b("Add", states[1], b("Mul", dh, show))
@@ -78,9 +76,7 @@ class LinearLSTM:
         return Pulled(da, (da,), dh, dc, peepholes)
 
     def push(self, g: GraphBuilder, driven: Driven) -> Pushed:
-        def step(
-            b: GraphBuilder, states: Values, parts: Values, u: str | None
-        ) -> tuple[Values, Values]:
+        def step(b: GraphBuilder, states: Values, parts: Values, u: str | None) -> Stepped:
             rates, keep, show = parts
             ta = b("Mul", product(b, states[0], self.d.r, u), rates)
             ti, to, tf, tc = self.d.split(b, ta, 1, 1, 1, 1)
@@ -147,9 +143,7 @@ def _linearise(g: GraphBuilder, _: Node, d: Direction) -> LinearLSTM:
 def _cells(g: GraphBuilder, d: Direction, forget: str, added: str) -> str:
     """c' = forget * c + added; what is kept of c is collected, which spares a copy."""
 
-    def step(
-        b: GraphBuilder, states: Values, parts: Values, _: str | None
-    ) -> tuple[Values, Values]:
+    def step(b: GraphBuilder, states: Values, parts: Values, _: str | None) -> Stepped:
         kept = b("Mul", states[0], parts[0])
         return (b("Add", kept, parts[1]),), (kept,)
 
@@ -163,9 +157,7 @@ def _cells_seen_by_gates(
     """The cell states where the gates themselves depend on them."""
     pi, _, pf = peepholes
 
-    def step(
-        b: GraphBuilder, states: Values, parts: Values, _: str | None
-    ) -> tuple[Values, Values]:
+    def step(b: GraphBuilder, states: Values, parts: Values, _: str | None) -> Stepped:
         (cell,), (ai, af, candidate) = states, parts
         i = d.activate(b, _GATE, b("Add", ai, b("Mul", cell, pi)))
         f = d.activate(b, _GATE, b("Add", af, b("Mul", cell, pf)))

@@ -16,7 +16,7 @@ from edgetrain.compiler.rules.recurrent_cell import (
     product,
 )
 from edgetrain.compiler.rules.recurrent_direction import Direction
-from edgetrain.compiler.rules.recurrent_scan import Values, scan
+from edgetrain.compiler.rules.recurrent_scan import Stepped, Values, scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,7 @@ class LinearRNN:
         return ((self.before, 1),)
 
     def pull(self, g: GraphBuilder, flow: Flow) -> Pulled:
-        def step(
-            b: GraphBuilder, states: Values, parts: Values, dy: str | None
-        ) -> tuple[Values, Values]:
+        def step(b: GraphBuilder, states: Values, parts: Values, dy: str | None) -> Stepped:
             da = b("Mul", plus(b, states[0], dy), parts[0])
             return (b("MatMul", da, self.d.r),), (da,)
 
@@ -49,9 +47,7 @@ class LinearRNN:
         return Pulled(da, (da,), dh)
 
     def push(self, g: GraphBuilder, driven: Driven) -> Pushed:
-        def step(
-            b: GraphBuilder, states: Values, parts: Values, u: str | None
-        ) -> tuple[Values, Values]:
+        def step(b: GraphBuilder, states: Values, parts: Values, u: str | None) -> Stepped:
             th = b("Mul", product(b, states[0], self.d.r, u), parts[0])
             return (th,), (th,)
 

@@ -9,11 +9,10 @@ from edgetrain.compiler.build import GraphBuilder, Subgraph
 from edgetrain.compiler.rules.shaping import reshape
 
 Values = tuple[str, ...]
-# Writes one step into the builder it is given. From the states, this step's part of each
-# sequence and of the extra one it makes the new states and what to collect.
-Step = Callable[
-    [GraphBuilder, Values, Values, str | None], tuple[Sequence[str], Sequence[str]]
-]
+Stepped = tuple[Values, Values]  # the new states, and what to collect
+# Writes one step into the builder it is given, from the states and this step's part of
+# each sequence and of the extra one.
+Step = Callable[[GraphBuilder, Values, Values, str | None], Stepped]
 
 
 @dataclass(frozen=True, slots=True)
