@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from device_agent.data import Dataset, LocalSource
 from edgetrain.bundle import MAX_BUNDLE_BYTES, Bundle, sha256
-from edgetrain.errors import BundleError, EdgeTrainError, WireError
+from edgetrain.errors import BundleError, EdgeTrainError, TransportError, WireError
 from edgetrain.runtime.choice import choose
 from edgetrain.runtime.engines.base import Engine
 from edgetrain.runtime.outbox import Outbox
@@ -266,4 +266,8 @@ class Agent:
         self._threads.pop(key).join(timeout=10.0)
 
     def _report(self, report: Report) -> None:
-        self._transport.send(COORDINATOR, Channel.CONTROL, encode(report))
+        """Tell the coordinator; a connection that is gone tells it enough."""
+        try:
+            self._transport.send(COORDINATOR, Channel.CONTROL, encode(report))
+        except TransportError as error:
+            log.warning("not reported to the coordinator: %s", error)
