@@ -70,6 +70,7 @@ class Job:
             model_sha256=self.sha256,
             blocks=blocks,
             keep=keep_of(self.config),
+            estimator=self.config.estimator,
         )
         return compile_stages(self.program, cuts, recipe)
 

@@ -16,7 +16,6 @@ from edgetrain.errors import PlanError
 from edgetrain.manifest import Mode
 from edgetrain.plan import Plan, StagePlan
 from edgetrain.planner.partition import Device, Layer, best_order
-from edgetrain.runtime.estimators.hybrid import TANGENTS
 from edgetrain.schedules.table import SCHEDULES
 from edgetrain.schedules.validate import Times, simulate
 from edgetrain.train_config import AUTO
@@ -219,7 +218,7 @@ class Planner:
         mode, _ = self._mode(None, name)
         speed = self._speeds[name]
         if mode is Mode.HYBRID:
-            speed *= (1 + BACKWARD_TO_FORWARD) / (1 + 2 * TANGENTS)
+            speed *= (1 + BACKWARD_TO_FORWARD) / (1 + 2 * self._config.estimator.tangents)
         return Device(name, speed, hello.memory_bytes, LINK_BYTES_PER_S)
 
     def _mode(self, stage: int | None, name: str) -> tuple[Mode, str]:

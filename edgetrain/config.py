@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from edgetrain.errors import ConfigError
+from edgetrain.estimator_spec import EstimatorSpec
 from edgetrain.losses import LossOptions, check_loss
 from edgetrain.settings import (
     Section,
@@ -221,6 +222,7 @@ class RunConfig(Section, frozen=True):
     train: TrainConfig = TrainConfig()
     plan: PlanConfig = PlanConfig()
     fleet: FleetConfig = FleetConfig()
+    estimator: EstimatorSpec = EstimatorSpec()
 
     def mentions(self, gradient: str) -> bool:
         """Whether a device or a stage is to obtain its gradients that way."""

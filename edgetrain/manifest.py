@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from edgetrain.estimator_spec import EstimatorSpec
 from edgetrain.losses import LossOptions
 from edgetrain.tensors import TensorSpec
 
@@ -26,6 +27,8 @@ class Role(StrEnum):
     WEIGHT = "weight"
     LABELS = "labels"
     COTANGENT = "cotangent"
+    TANGENT = "tangent"
+    NOISE = "noise"
     GRADIENT = "gradient"
     STASH = "stash"
     LOSS = "loss"
@@ -42,8 +45,8 @@ class GraphName(StrEnum):
         cotangents out.
     evaluate: as deployed: activations in, activations (or outputs and loss) out.
     criterion: model outputs and labels in, loss and the outputs' cotangents out.
-    contract: the exact weight gradient of a stage's last linear op, from its stashed input
-        and the downstream cotangent.
+
+    A segment has graphs of its own; see `Segment`.
     """
 
     FORWARD = "forward"
@@ -51,23 +54,19 @@ class GraphName(StrEnum):
     LOSS = "loss"
     EVALUATE = "evaluate"
     CRITERION = "criterion"
-    CONTRACT = "contract"
 
 
 class Mode(StrEnum):
     """How a stage obtains its gradients."""
 
     VJP = "vjp"
+    IDENTITY = "identity"
     HYBRID = "hybrid"
     FROZEN = "frozen"
 
 
-# The graphs that are run, or run once more, when a microbatch comes back.
-RUN_IN_BACKWARD: Final[Mapping[Mode, tuple[GraphName, ...]]] = {
-    Mode.VJP: (GraphName.LOSS, GraphName.BACKWARD),
-    Mode.HYBRID: (GraphName.FORWARD, GraphName.CRITERION, GraphName.CONTRACT),
-    Mode.FROZEN: (GraphName.LOSS, GraphName.BACKWARD),
-}
+# The modes whose stages run segment by segment and never a backward graph.
+SEGMENTED: Final = frozenset((Mode.IDENTITY, Mode.HYBRID))
 
 
 class Port(msgspec.Struct, frozen=True):
@@ -125,6 +124,47 @@ class RunningStatistic(msgspec.Struct, frozen=True):
     count: int
 
 
+class Unit(msgspec.Struct, frozen=True):
+    """A linear layer with its bias and normalisation: what noise is added after.
+
+    Attributes:
+        name: the value it makes.
+        shape: of that value.
+        mask: the value made of it by a rectifier, and the bound of that; empty: none.
+            Where it is at a bound, nothing reaches the unit.
+        cone: for each axis but the first, at which places of the stage's result each of
+            the unit's places is felt: the first and the last, a pair a place. An empty
+            axis: everywhere. Without axes: not known.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    mask: str = ""
+    bound: float = math.inf
+    cone: tuple[tuple[tuple[int, int], ...], ...] = ()
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """A stretch of a stage that is run by itself, so that little is held at once.
+
+    Attributes:
+        units: perturbed, or given a cotangent, here; none where all is exact.
+        made: the values for the segments after it.
+        push: the graph ``N/push``: values, tangents and noise to values and tangents; or,
+            in the plain form, values and noise to values.
+        contract: the graph ``N/contract``: values and the units' cotangents to values and
+            gradients. Empty names: nothing is trained here.
+        exact: `contract` takes the cotangents of what the stage sends instead.
+    """
+
+    units: tuple[Unit, ...]
+    made: tuple[str, ...]
+    push: str
+    contract: str
+    exact: bool = False
+
+
 class FastPath(msgspec.Struct, frozen=True):
     """The same graphs in terms of one engine's own kernels.
 
@@ -157,6 +197,9 @@ class Manifest(msgspec.Struct, frozen=True):
         weights: layout of the flat buffer: trainable ones first.
         elements, trainable_elements: length of the buffer and of its trainable part.
         fast: other graphs for one engine; None: there are none.
+        segments: in order, where gradients are estimated.
+        skip: the received activation whose cotangent is that of what is sent (identity).
+        estimator: how.
     """
 
     model_sha256: str
@@ -178,6 +221,9 @@ class Manifest(msgspec.Struct, frozen=True):
     graphs: dict[str, GraphSpec]
     loss_options: LossOptions = LossOptions()
     fast: FastPath | None = None
+    segments: tuple[Segment, ...] = ()
+    skip: str = ""
+    estimator: EstimatorSpec = EstimatorSpec()
     format: int = FORMAT
 
     @property
@@ -189,14 +235,28 @@ class Manifest(msgspec.Struct, frozen=True):
     @property
     def stash_bytes(self) -> int:
         """What a microbatch leaves behind between its forward and its backward."""
+        return sum(spec.nbytes for spec in self.stashed)
+
+    @property
+    def stashed(self) -> tuple[TensorSpec, ...]:
+        """What is kept of a microbatch until it comes back.
+
+        Where gradients are exact, what their graph takes; else the activations received,
+        from which the stage is run again, and what the loss applies to.
+        """
+        names: tuple[str, ...] = (GraphName.LOSS, GraphName.BACKWARD)
+        if self.mode in SEGMENTED:
+            pushed = (name for s in self.segments for name in (s.push, s.contract))
+            names = (GraphName.CRITERION, GraphName.FORWARD, *pushed)
+        made = {name for segment in self.segments for name in segment.made}
         kept = {
-            port.name: TensorSpec(port.name, port.dtype, port.shape).nbytes
-            for name in RUN_IN_BACKWARD[self.mode]
+            port.name: TensorSpec(port.name, port.dtype, port.shape)
+            for name in names
             if name in self.graphs
             for port in self.graphs[name].inputs
-            if port.role in (Role.ACTIVATION, Role.STASH)
+            if port.role in (Role.ACTIVATION, Role.STASH) and port.name not in made
         }
-        return sum(kept.values())
+        return tuple(kept.values())
 
     @property
     def is_first(self) -> bool:

@@ -10,7 +10,7 @@ from edgetrain.settings import Section, choose, require
 OPTIMIZERS: Final = ("sgd", "adam", "adamw")
 LR_SCHEDULES: Final = ("constant", "cosine", "step", "linear")
 SCHEDULES: Final = ("gpipe", "1f1b", "1f1b-eager")
-GRADIENTS: Final = ("auto", "vjp", "hybrid", "frozen")
+GRADIENTS: Final = ("auto", "vjp", "identity", "hybrid", "frozen")
 BATCHNORMS: Final = ("train", "frozen")
 AUTO: Final = "auto"
 DEFAULT_EPOCHS: Final = 10

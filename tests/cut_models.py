@@ -175,6 +175,37 @@ def encoder() -> onnx.ModelProto:
     )
 
 
+def stream() -> onnx.ModelProto:
+    """Two residual branches on one stream, each normalised at its start."""
+    nodes, weights = [node("MatMul", ["x", "we"], ["s0"])], {"we": scaled(6, 8)}
+    for i in range(2):
+        nodes += [
+            node("LayerNormalization", [f"s{i}", f"g{i}", f"h{i}"], [f"n{i}"], axis=-1),
+            node("MatMul", [f"n{i}", f"wa{i}"], [f"a{i}"]),
+            node("Gelu", [f"a{i}"], [f"u{i}"]),
+            node("MatMul", [f"u{i}", f"wb{i}"], [f"v{i}"]),
+            node("Add", [f"v{i}", f"bb{i}"], [f"b{i}"]),
+            node("Add", [f"s{i}", f"b{i}"], [f"s{i + 1}"]),
+        ]
+        weights |= {
+            f"g{i}": 1 + 0.1 * normal(8, seed=6 + i),
+            f"h{i}": 0.1 * normal(8, seed=8 + i),
+            f"wa{i}": scaled(8, 12, seed=1 + i),
+            f"wb{i}": scaled(12, 8, seed=3 + i),
+            f"bb{i}": 0.1 * normal(8, seed=5 + i),
+        }
+    nodes += [
+        node("ReduceMean", ["s2", "one"], ["mean"], keepdims=0),
+        node("Gemm", ["mean", "wh", "bh"], ["y"]),
+    ]
+    weights |= {
+        "one": np.asarray([1], np.int64),
+        "wh": scaled(8, CLASSES, seed=13),
+        "bh": 0.1 * normal(CLASSES, seed=14),
+    }
+    return build(nodes, [("x", ["N", 3, 6])], ["y"], weights)
+
+
 def _attention() -> list[onnx.NodeProto]:
     nodes = []
     for name in "qkv":
@@ -304,6 +335,7 @@ MODELS: Mapping[str, Callable[[], onnx.ModelProto]] = {
     "residual": residual,
     "mobile": mobile,
     "encoder": encoder,
+    "stream": stream,
     "late_input": late_input,
     "tokens": tokens,
     "early_output": early_output,

@@ -13,6 +13,7 @@ from edgetrain.compiler.cut import Cut, CutFinder
 from edgetrain.compiler.program import Program
 from edgetrain.compiler.stage import Recipe, compile_stages
 from edgetrain.compiler.trainable import select_trainable
+from edgetrain.estimator_spec import DEFAULT, EstimatorSpec
 from edgetrain.manifest import GraphName, Manifest, Mode, Role, view
 from edgetrain.optimizer_spec import LRSpec, OptimizerSpec
 from edgetrain.runtime.engines.onnxruntime import OnnxRuntimeEngine
@@ -32,13 +33,14 @@ def finder(name: str, trainable: str | Sequence[str] = "all") -> CutFinder:
     return CutFinder(program(name), select_trainable(program(name), trainable))
 
 
-def compiled(
+def compiled(  # noqa: PLR0913 - what a recipe has, each with a default
     name: str,
     cuts: Sequence[Cut] = (),
     *,
     trainable: str | Sequence[str] = "all",
     modes: Sequence[Mode] = (),
     loss: str = "softmax_cross_entropy",
+    estimator: EstimatorSpec = DEFAULT,
 ) -> list[Bundle]:
     """The bundles of a model of `cut_models`, exact unless modes are given."""
     recipe = Recipe(
@@ -46,6 +48,7 @@ def compiled(
         loss=loss,
         modes=tuple(modes) or (Mode.VJP,) * (len(cuts) + 1),
         output=OUTPUT.get(name, ""),
+        estimator=estimator,
     )
     return compile_stages(program(name), cuts, recipe)
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from edgetrain.bundle import Bundle
+from edgetrain.estimator_spec import EstimatorSpec
 from edgetrain.manifest import GraphName, GraphSpec, Mode, Role
 from edgetrain.runtime.engines.base import LoadedGraph
 from edgetrain.runtime.estimators.base import Tick
-from edgetrain.runtime.estimators.hybrid import Hybrid, Perturbation
+from edgetrain.runtime.estimators.hybrid import Hybrid
 from edgetrain.runtime.parameters import Parameters
 from edgetrain.runtime.stage import Stage
 from tests.cut_models import samples
@@ -28,18 +29,27 @@ from tests.stage_runs import (
 )
 
 CUTS = ("t1", "t3")
+PLAIN = EstimatorSpec(control_variate=False)
+SPECS = {
+    "activations": EstimatorSpec(1, control_variate=False),
+    "guided": EstimatorSpec(1),
+    "differences": EstimatorSpec(1, form="forward"),
+    "weights": EstimatorSpec(1, noise="weights"),
+}
 REPEATS = 24  # of 64 draws: enough for the ratios to be known to a tenth
 
 
-def bundles_of(hybrid: int | None = None) -> list[Bundle]:
+def bundles_of(hybrid: int | None = None, spec: EstimatorSpec = PLAIN) -> list[Bundle]:
     """Three stages of two dense layers each, one of them perhaps perturbed."""
     cuts = [finder("deep").named(name) for name in CUTS]
     modes = [Mode.HYBRID if stage == hybrid else Mode.VJP for stage in range(3)]
-    return compiled("deep", cuts, modes=modes)
+    return compiled("deep", cuts, modes=modes, estimator=spec)
 
 
-def deep(hybrid: int | None = None, *, seed: int = 0) -> list[Stage]:
-    return stages_of(bundles_of(hybrid), seed=seed)
+def deep(
+    hybrid: int | None = None, spec: EstimatorSpec = PLAIN, *, seed: int = 0
+) -> list[Stage]:
+    return stages_of(bundles_of(hybrid, spec), seed=seed)
 
 
 @pytest.mark.parametrize("name", ["deep", "late_input", "encoder"])
@@ -66,7 +76,7 @@ def test_backprop_equals_central_differences(name):
 
 
 @cache
-def drawn(position: int) -> tuple[np.ndarray, np.ndarray]:
+def drawn(position: int, kind: str) -> tuple[np.ndarray, np.ndarray]:
     """The errors of many single draws: of a stage's gradients, and of its cotangents."""
     stages = deep(position)
     feeds = samples("deep")
@@ -77,9 +87,9 @@ def drawn(position: int) -> tuple[np.ndarray, np.ndarray]:
     arriving = {"labels": feeds["labels"]}
     if position < 2:
         arriving = exact.cotangents[position + 1]
-    bundle = bundles_of(position)[position]
+    bundle = bundles_of(position, SPECS[kind])[position]
     parameters = Parameters(bundle)
-    hybrid = Hybrid(bundle, ENGINE, parameters, Perturbation(0, tangents=1))
+    hybrid = Hybrid(bundle, ENGINE, parameters, 0)
     rows: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     for step in range(64 * REPEATS):
         parameters.begin_step()
@@ -102,13 +112,14 @@ def mean_square(errors: np.ndarray, draws: int) -> float:
     return float(np.square(means).sum(axis=1).mean())
 
 
+@pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize(("position", "kind"), [(0, 0), (1, 0), (2, 0), (1, 1), (2, 1)])
-def test_the_mean_of_estimates_approaches_the_exact_as_one_over_n(position, kind):
+def test_the_mean_of_estimates_approaches_the_exact_as_one_over_n(spec, position, kind):
     """Four times the draws, a quarter of the squared error: there is no bias.
 
     Kind 0 are the gradients of a first, middle and last stage, 1 the cotangents they send.
     """
-    errors = drawn(position)[kind]
+    errors = drawn(position, spec)[kind]
     assert 3 < mean_square(errors, 16) / mean_square(errors, 64) < 5.3
 
 
@@ -136,9 +147,10 @@ def test_an_estimate_is_only_that():
 def test_estimates_point_downhill(name):
     """On real layers, many tangents together lie close to the exact direction."""
     cut = finder(name).valid()[1]
-    bundles = compiled(name, [cut], modes=[Mode.HYBRID, Mode.VJP])
+    spec = EstimatorSpec(400, control_variate=False)
+    bundles = compiled(name, [cut], modes=[Mode.HYBRID, Mode.VJP], estimator=spec)
     parameters = Parameters(bundles[0])
-    hybrid = Hybrid(bundles[0], ENGINE, parameters, Perturbation(0, tangents=400))
+    hybrid = Hybrid(bundles[0], ENGINE, parameters, 0)
     last = stages_of(bundles)[1]
     feeds = samples(name)
     inputs = {spec.name: feeds[spec.name] for spec in bundles[0].manifest.receives}
@@ -158,9 +170,9 @@ def test_samples_that_do_not_lead_every_tensor_are_estimated_together():
     assert {spec.shape[0] for spec in cuts[1].crossing} == {4, 8}
     exact = train_pass(stages_of(compiled("turned", cuts)), samples("turned"))
     modes = [Mode.VJP, Mode.HYBRID, Mode.VJP]
-    stages = stages_of(compiled("turned", cuts, modes=modes))
+    stages = stages_of(compiled("turned", cuts, modes=modes, estimator=PLAIN))
     total = np.zeros((4, 8))
-    draws = 400
+    draws = 1600
     for step in range(draws):
         found = train_pass(stages, samples("turned"), Tick(step, 0))
         total += found.cotangents[1]["t0"]
@@ -189,11 +201,13 @@ def test_hybrid_never_runs_a_backward_graph(position):
     """What it loads beside the forward is one layer's contraction and the loss."""
     bundle = bundles_of(position)[position]
     engine = RecordingEngine({data: name for name, data in bundle.graphs.items()})
-    Hybrid(bundle, engine, Parameters(bundle), Perturbation(0))
+    Hybrid(bundle, engine, Parameters(bundle), 0)
     last = {GraphName.CRITERION} if position == 2 else set()
-    assert set(engine.loaded) == {GraphName.FORWARD, GraphName.CONTRACT} | last
-    exact = {p.key for p in bundle.manifest.graphs["contract"].ports(Role.GRADIENT)}
-    assert len(exact) == 2
+    segments = {f"{n}/{graph}" for n in range(2) for graph in ("push", "contract")}
+    assert set(engine.loaded) == {GraphName.FORWARD} | segments | last
+    for name in segments:
+        spec = bundle.manifest.graphs[name]
+        assert not any(p.role is Role.COTANGENT for p in spec.outputs)
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])
@@ -221,7 +235,10 @@ def test_every_microbatch_is_perturbed_afresh(tick):
 
 @pytest.mark.parametrize("hybrid", [None, 0, 1])
 def test_ticks_in_any_order_give_the_same(hybrid):
-    """Forwards and backwards of several microbatches, interleaved at random."""
+    """Forwards and backwards of several microbatches, interleaved at random.
+
+    Without a control variate, which learns from each microbatch in turn.
+    """
     ticks = [Tick(2, m) for m in range(5)]
     expected = in_order(deep(hybrid)[:2], ticks, ticks)
     for seed in range(3):

@@ -115,7 +115,7 @@ def test_the_memory_asked_for_is_what_is_allocated(optimizer, states, mode):
     cut = finder("deep").named("t2")
     bundle = compiled("deep", [cut], modes=[mode, Mode.VJP])[0]
     manifest = bundle.manifest
-    copies = COMMITS_KEPT + (mode is Mode.HYBRID)
+    copies = COMMITS_KEPT
     buffers = copies * manifest.elements + (2 + states) * manifest.trainable_elements
     crossing = sum(s.nbytes for s in (*manifest.receives, *manifest.sends))
     none = required_bytes(manifest, optimizer, 0)

@@ -9,24 +9,26 @@ import numpy as np
 from edgetrain.bundle import Bundle
 from edgetrain.compiler.batch_statistics import running_statistics, use_batch_statistics
 from edgetrain.compiler.build import GraphBuilder, Node, live_nodes
+from edgetrain.compiler.division import Division
 from edgetrain.compiler.loss import LABELS, Criterion, attach
 from edgetrain.compiler.order import lean_order
-from edgetrain.compiler.origin import origins, weights_of
+from edgetrain.compiler.origin import origins
 from edgetrain.compiler.part import Part
 from edgetrain.compiler.ports import COTANGENT, StageGraphs, make_port, merged, result_ports
 from edgetrain.compiler.program import Program
 from edgetrain.compiler.rules.blocked import use_blocks
 from edgetrain.compiler.stash import Halves, divide
-from edgetrain.compiler.trainable import LINEAR_OPS, tail_weights
 from edgetrain.compiler.values import constants, value_table
 from edgetrain.compiler.vjp import prepare, vjp
 from edgetrain.manifest import (
+    SEGMENTED,
     GraphName,
     Manifest,
     Mode,
     Port,
     Role,
     RunningStatistic,
+    Segment,
     lay_out,
     view,
 )
@@ -40,6 +42,10 @@ class Assembler:
         program: the model.
         trainable: weights the optimizer updates.
         model_sha256: of the user's file.
+
+    Attributes:
+        made_of: the weights of each value that depends on nothing but weights.
+        constants: the program's other fixed values.
     """
 
     def __init__(
@@ -49,9 +55,9 @@ class Assembler:
         self.trainable = frozenset(trainable)
         self.model_sha256 = model_sha256
         self._values = value_table(program.model)
-        self._constants = constants(program.model)
+        self.constants = constants(program.model)
         nodes = [Node.from_proto(proto) for proto in program.model.graph.node]
-        self.made_of = origins(nodes, program.weights, self._constants)
+        self.made_of = origins(nodes, program.weights, self.constants)
 
     def assemble(self, part: Part, cotangents_in: Sequence[str]) -> Bundle:
         """Compile one stage.
@@ -78,7 +84,7 @@ class Assembler:
             block: of the engine's own layout; 0 for portable graphs.
         """
         weights = {name: np.asarray(self.program.weights[name]) for name in inlined}
-        return GraphBuilder(self._values, self._constants | weights, block=block)
+        return GraphBuilder(self._values, self.constants | weights, block=block)
 
 
 class _Stage:
@@ -93,9 +99,17 @@ class _Stage:
         self._cotangents_in = cotangents_in
         self._cotangents_out: tuple[str, ...] = ()
         self._labels: TensorSpec | None = None
+        self._segments: tuple[Segment, ...] = ()
         weights = [name for name in part.read if name in owner.program.weights]
         trains = part.mode is not Mode.FROZEN
         self._trained = [n for n in weights if trains and n in owner.trainable]
+        self._division: Division | None = None
+        if part.mode in SEGMENTED:
+            whole = owner.builder()
+            self._division = Division(
+                whole, part, self._ends(), owner.made_of, self._trained
+            )
+            self._trained = self._division.trained
         self._statistics: tuple[RunningStatistic, ...] = ()
         if part.batch_statistics:
             g = owner.builder()
@@ -109,8 +123,8 @@ class _Stage:
 
     def compile(self) -> Bundle:
         """All the graphs of the stage's mode."""
-        if self._part.mode is Mode.HYBRID:
-            self.add_perturbed()
+        if self._division is not None:
+            self.add_segmented(self._division)
         elif self._part.target:
             self.add_fused()
         else:
@@ -144,26 +158,27 @@ class _Stage:
         made = merged(self._made_ports(g, self._part.sends, Role.ACTIVATION), statistics)
         self._graphs.add(g, GraphName.FORWARD, merged(made, stash), halves.forward)
 
-    def add_perturbed(self) -> None:
-        """`forward` alone, and `contract`: exact gradients from the last linear op on."""
+    def add_segmented(self, division: Division) -> None:
+        """`forward` alone, and the segments' graphs: no backward of the whole stage."""
         g = self._inference_forward()
-        emitted = list(g.nodes)
         forward = self._made_ports(g, self._part.sends, Role.ACTIVATION)
-        ends = self._cotangents_in
         if self._part.target:
-            ends = (self._part.target,)
             forward.append(make_port(g, self._part.target, Role.ACTIVATION))
             self._add_criterion()
-        seeds = self._seeds(g, ends)
-        found = vjp(g, self._part.nodes, seeds, self._tail_weights())
-        results = result_ports(g, found, (), seeds.values())
-        stash = self._graphs.add(g, GraphName.CONTRACT, results, g.nodes[len(emitted) :])
-        self._graphs.add(g, GraphName.FORWARD, merged(forward, stash), emitted)
+        self._graphs.add(g, GraphName.FORWARD, merged(forward), g.nodes)
+        builder = self._owner.builder(self._inlined)
+        perturbed = division.perturbed(self._graphs)
+        self._segments = division.compile(self._graphs, builder, perturbed)
+        returned = {*self._cotangents_in, division.skip, *perturbed}
         self._cotangents_out = tuple(
-            name
-            for name in self._part.wanted_upstream
-            if name in self._cotangents_in or self._graphs.reads(GraphName.FORWARD, name)
+            name for name in self._part.wanted_upstream if name in returned
         )
+
+    def _ends(self) -> tuple[str, ...]:
+        """The values of its own making whose cotangent the stage gets."""
+        if self._part.target:
+            return (self._part.target,)
+        return tuple(name for name in self._cotangents_in if name in self._part.made)
 
     def add_evaluate(self) -> None:
         """`evaluate`: as deployed; the last stage also gives the loss of each sample."""
@@ -202,6 +217,9 @@ class _Stage:
             trainable_elements=trainable_elements,
             statistics=self._statistics,
             graphs=self._graphs.specs,
+            segments=self._segments,
+            skip=self._division.skip if self._division else "",
+            estimator=part.estimator,
         )
         return Bundle(manifest, self._graphs.data, weights)
 
@@ -247,15 +265,6 @@ class _Stage:
         for node in use_blocks(g, self._part.nodes):
             g.append(node)
         return g
-
-    def _tail_weights(self) -> list[str]:
-        """Trained weights of the stage's last linear op and of what follows it."""
-        nodes, trained = self._part.nodes, frozenset(self._trained)
-        made_of = {n: whose & trained for n, whose in self._owner.made_of.items()}
-        if not any(n.op_type in LINEAR_OPS and weights_of(n, made_of) for n in nodes):
-            return []
-        last = tail_weights(nodes, made_of, 1)
-        return [name for name in self._trained if name in last]
 
     def _seeds(self, g: GraphBuilder, names: Iterable[str]) -> dict[str, str]:
         seeds = {name: COTANGENT + name for name in names}

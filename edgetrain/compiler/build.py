@@ -159,6 +159,10 @@ class GraphBuilder:
         inner.nodes = []
         return inner
 
+    def fork(self) -> GraphBuilder:
+        """A builder that knows the same values and has emitted nothing."""
+        return GraphBuilder(self._values, self._constants, block=self.block)
+
     def append(self, node: Node) -> None:
         """Take over a node as it is."""
         self.nodes.append(node)

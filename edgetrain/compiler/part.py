@@ -7,6 +7,7 @@ from functools import cached_property
 
 from edgetrain.compiler.build import Node
 from edgetrain.compiler.stash import Keep
+from edgetrain.estimator_spec import DEFAULT, EstimatorSpec
 from edgetrain.losses import LossOptions
 from edgetrain.manifest import Mode
 from edgetrain.tensors import TensorSpec
@@ -28,6 +29,7 @@ class Part:
         batch_statistics: BatchNormalization uses its microbatch's statistics.
         keep: what its forward hands to its backward.
         block: of the device's own layout, for a fast path; 0: portable graphs only.
+        estimator: how gradients are estimated, where they are.
     """
 
     stage: int
@@ -44,6 +46,7 @@ class Part:
     batch_statistics: bool
     keep: Keep = Keep.LEAST
     block: int = 0
+    estimator: EstimatorSpec = DEFAULT
 
     @cached_property
     def made(self) -> frozenset[str]:

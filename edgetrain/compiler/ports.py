@@ -9,10 +9,17 @@ from edgetrain.bundle import sha256
 from edgetrain.compiler.build import GraphBuilder, Node, live_nodes
 from edgetrain.compiler.loss import LABELS
 from edgetrain.compiler.part import Part
-from edgetrain.manifest import GraphName, GraphSpec, Port, Role
+from edgetrain.manifest import GraphSpec, Port, Role
 from edgetrain.tensors import TensorSpec
 
 COTANGENT: Final = "cotangent/"
+TANGENT: Final = "tangent/"
+NOISE: Final = "noise/"
+_PREFIXES: Final = {
+    COTANGENT: Role.COTANGENT,
+    TANGENT: Role.TANGENT,
+    NOISE: Role.NOISE,
+}
 
 
 class StageGraphs:
@@ -37,7 +44,7 @@ class StageGraphs:
     def add(
         self,
         g: GraphBuilder,
-        graph: GraphName,
+        graph: str,
         outputs: Sequence[Port],
         nodes: Sequence[Node],
     ) -> tuple[Port, ...]:
@@ -67,7 +74,7 @@ class StageGraphs:
         self.specs[graph] = GraphSpec(inputs, tuple(outputs), sha256(data))
         return tuple(port for port in inputs if port.role is Role.STASH)
 
-    def reads(self, graph: GraphName, name: str) -> bool:
+    def reads(self, graph: str, name: str) -> bool:
         """Whether a graph was added that takes the value."""
         spec = self.specs.get(graph)
         return spec is not None and any(port.name == name for port in spec.inputs)
@@ -75,9 +82,10 @@ class StageGraphs:
     def _input_port(self, g: GraphBuilder, name: str) -> Port:
         if name == LABELS:
             return make_port(g, name, Role.LABELS)
-        if name.startswith(COTANGENT):
-            key = name.removeprefix(COTANGENT)
-            return Port(name, Role.COTANGENT, key, g.dtype(name), g.shape(name))
+        for prefix, role in _PREFIXES.items():
+            if name.startswith(prefix):
+                key = name.removeprefix(prefix)
+                return Port(name, role, key, g.dtype(name), g.shape(name))
         if name in self._held:
             return make_port(g, name, Role.WEIGHT)
         if name in self._received:

@@ -14,6 +14,7 @@ from edgetrain.compiler.part import Part
 from edgetrain.compiler.program import Program
 from edgetrain.compiler.stash import Keep
 from edgetrain.errors import GraphError, PlanError
+from edgetrain.estimator_spec import DEFAULT, EstimatorSpec
 from edgetrain.losses import PLAIN, LossOptions
 from edgetrain.manifest import Mode
 from edgetrain.tensors import TensorSpec
@@ -35,6 +36,7 @@ class Recipe:
         blocks: of each stage's device, for a fast path; empty: portable graphs only.
         loss_options: what the loss is told.
         keep: what the forward of an exact stage hands to its backward.
+        estimator: how gradients are estimated, where they are.
     """
 
     trainable: frozenset[str]
@@ -46,6 +48,7 @@ class Recipe:
     blocks: tuple[int, ...] = ()
     loss_options: LossOptions = PLAIN
     keep: Keep = Keep.LEAST
+    estimator: EstimatorSpec = DEFAULT
 
 
 def compile_stages(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Bundle]:
@@ -134,6 +137,7 @@ def _parts(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Part]:
                 batch_statistics=recipe.batch_statistics and mode is Mode.VJP,
                 keep=recipe.keep,
                 block=recipe.blocks[stage] if recipe.blocks else 0,
+                estimator=recipe.estimator,
             )
         )
     return parts

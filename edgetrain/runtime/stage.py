@@ -13,13 +13,15 @@ import numpy.typing as npt
 
 from edgetrain.bundle import Bundle
 from edgetrain.errors import BundleError
+from edgetrain.estimator_spec import WEIGHTS
 from edgetrain.losses import hit_share
-from edgetrain.manifest import GraphName, Manifest, Mode, Role
+from edgetrain.manifest import SEGMENTED, GraphName, Manifest, Mode, Role
 from edgetrain.optimizer_spec import OptimizerSpec
 from edgetrain.runtime.engines.base import Engine
 from edgetrain.runtime.estimators.backprop import Backprop
 from edgetrain.runtime.estimators.base import Arrays, Backward, Estimator, Tick
-from edgetrain.runtime.estimators.hybrid import Hybrid, Perturbation
+from edgetrain.runtime.estimators.hybrid import Hybrid
+from edgetrain.runtime.estimators.identity import Identity
 from edgetrain.runtime.optim import flat
 from edgetrain.runtime.optim.lr import learning_rate
 from edgetrain.runtime.optim.table import make
@@ -33,8 +35,9 @@ Make = Callable[[Bundle, Engine, Parameters, int], Estimator]
 ESTIMATORS: Final[Mapping[Mode, Make]] = {
     Mode.VJP: lambda bundle, engine, parameters, _: Backprop(bundle, engine, parameters),
     Mode.FROZEN: lambda bundle, engine, parameters, _: Backprop(bundle, engine, parameters),
-    Mode.HYBRID: lambda bundle, engine, parameters, seed: Hybrid(
-        bundle, engine, parameters, Perturbation(seed)
+    Mode.HYBRID: Hybrid,
+    Mode.IDENTITY: lambda bundle, engine, parameters, _: Identity(
+        bundle, engine, parameters
     ),
 }
 
@@ -109,8 +112,7 @@ class Stage:
 
         The engine's own memory is not part of it.
         """
-        copies = self.manifest.mode is Mode.HYBRID
-        elements = copies * self.manifest.elements
+        elements = moved_copies(self.manifest) * self.manifest.elements
         elements += optimizer_states(self._spec) * self.manifest.trainable_elements
         return self.parameters.nbytes + 4 * elements + self.stash_bytes
 
@@ -205,13 +207,13 @@ def required_bytes(
         stash_microbatches: the most that the schedule keeps at once.
 
     Returns:
-        Weights, earlier commits and, for `hybrid`, a perturbed copy; gradient, scratch and
+        Weights, earlier commits and perhaps a perturbed copy; gradient, scratch and
         optimizer state; for each microbatch in flight its stash and what crosses the cuts;
         and for one more what crosses the cuts and what the largest graph gives. The stash
         is exact; of the portable graphs and the fast path, the larger.
     """
     states = optimizer_states(optimizer)
-    copies = commits_kept(manifest) + (manifest.mode is Mode.HYBRID)
+    copies = commits_kept(manifest) + moved_copies(manifest)
     buffers = copies * manifest.elements + (2 + states) * manifest.trainable_elements
     crossing = sum(s.nbytes for s in (*manifest.receives, *manifest.sends))
     given = max(
@@ -223,6 +225,11 @@ def required_bytes(
         fast = msgspec.structs.replace(manifest, graphs=manifest.fast.graphs)
         stash = max(stash, fast.stash_bytes)
     return 4 * buffers + (stash + crossing) * stash_microbatches + crossing + given
+
+
+def moved_copies(manifest: Manifest) -> int:
+    """Copies of the weights with noise added, where weights are perturbed."""
+    return int(manifest.mode is Mode.HYBRID and manifest.estimator.noise == WEIGHTS)
 
 
 def optimizer_states(optimizer: OptimizerSpec) -> int:
@@ -249,7 +256,7 @@ def check_complete(manifest: Manifest) -> None:
     """
     if GraphName.EVALUATE not in manifest.graphs:
         raise BundleError(f"stage {manifest.stage} has no graph 'evaluate'")
-    if manifest.mode is Mode.HYBRID and GraphName.FORWARD not in manifest.graphs:
+    if manifest.mode in SEGMENTED and GraphName.FORWARD not in manifest.graphs:
         raise BundleError(f"stage {manifest.stage} has no graph 'forward'")
     if manifest.is_last and not {GraphName.LOSS, GraphName.CRITERION} & set(
         manifest.graphs

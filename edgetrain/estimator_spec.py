@@ -1,0 +1,48 @@
+"""How gradients are estimated where they are not computed exactly."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from edgetrain.settings import choose, require
+
+ACTIVATIONS: Final = "activations"
+WEIGHTS: Final = "weights"
+JVP: Final = "jvp"
+FORWARD: Final = "forward"
+NOISES: Final = (ACTIVATIONS, WEIGHTS)
+FORMS: Final = (JVP, FORWARD)
+MAX_TANGENTS: Final = 1024
+
+
+class EstimatorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The run file's ``[estimator]``; the same on every stage that estimates.
+
+    Attributes:
+        tangents: random directions a microbatch.
+        noise: what is perturbed: ``"activations"``, the outputs of linear layers, whose
+            estimate has far less variance; or ``"weights"``.
+        form: ``"jvp"`` pushes tangents through a forward-mode graph; ``"forward"`` takes
+            differences of plain forwards, for engines that run nothing else.
+        control_variate: subtract a learned guess before multiplying by noise.
+        upstream: return an estimated cotangent to the stage before.
+    """
+
+    tangents: int = 4
+    noise: str = ACTIVATIONS
+    form: str = JVP
+    control_variate: bool = True
+    upstream: bool = True
+
+    def __post_init__(self) -> None:
+        choose("[estimator] noise", self.noise, NOISES)
+        choose("[estimator] form", self.form, FORMS)
+        require(
+            1 <= self.tangents <= MAX_TANGENTS,
+            f"[estimator] tangents = {self.tangents}: must be in 1 ... {MAX_TANGENTS}",
+        )
+
+
+DEFAULT: Final = EstimatorSpec()
