@@ -135,7 +135,7 @@ def measure(case: Case, broker: Broker) -> Row:
     return Row(
         case.devices,
         case.train.batch_size,
-        case.train.microbatches,
+        case.train.microbatch_count,
         statistics.median(alone),
         statistics.median(pipeline),
         statistics.median(p / a for p, a in zip(pipeline, alone, strict=True)),
@@ -152,19 +152,19 @@ def train_alone(job: Job) -> float:
     (bundle,) = job.compile((), (Mode.VJP,))
     spec = optimizer_spec(train, train.steps or 0)
     stage = Stage(
-        bundle, OnnxRuntimeEngine(), spec, microbatches=train.microbatches, seed=0
+        bundle, OnnxRuntimeEngine(), spec, microbatches=train.microbatch_count, seed=0
     )
     samples = job.data.train
     if samples is None or samples.labels is None or train.steps is None:
         raise SystemExit("the benchmark's own configuration is not complete")
     order = BatchOrder(
-        len(samples), train.batch_size, train.microbatches, train.seed, train.shuffle
+        len(samples), train.batch_size, train.microbatch_count, train.seed, train.shuffle
     )
     start_s = time.perf_counter()
     for step in range(train.steps):
         if step == WARM_UP_STEPS:
             start_s = time.perf_counter()
-        for m in range(train.microbatches):
+        for m in range(train.microbatch_count):
             rows = order.rows(step, m)
             stage.forward(Tick(step, m), samples.take(rows).inputs)
             stage.backward(Tick(step, m), {"labels": samples.labels[rows]})

@@ -42,7 +42,7 @@ class CutFacts(msgspec.Struct, frozen=True):
 
 
 class Inspection(msgspec.Struct, frozen=True):
-    """What a model is to a training run; shapes are those of the batch asked for.
+    """What a model is to a training run, in shapes of the batch asked for or its own.
 
     Attributes:
         parameters: elements of all weights.
@@ -70,7 +70,7 @@ def inspect(path: Path, batch: int, loss: str | None) -> Inspection:
 
     Args:
         path: of the file.
-        batch: samples a microbatch.
+        batch: samples a microbatch; the model's own where it runs with no other.
         loss: to try; None: all.
 
     Raises:
@@ -79,7 +79,14 @@ def inspect(path: Path, batch: int, loss: str | None) -> Inspection:
     """
     if loss is not None:
         choose("--loss", loss, LOSSES)
-    program = normalise(load(path), batch=batch)
+    program = normalise(load(path), batch=batch, own_batch=True)
+    remarks = program.remarks
+    if program.batch != batch:
+        batch = program.batch
+        own = (
+            f"The model fixes its batch size at {batch}, and is shown and trained with it."
+        )
+        remarks = (own, *remarks)
     trainable = select_trainable(program, "all")
     finder = CutFinder(program, trainable)
     layers = finder.layers()
@@ -104,7 +111,7 @@ def inspect(path: Path, batch: int, loss: str | None) -> Inspection:
         losses=fitting,
         obstacle=obstacle,
         without_rules=_without_rules(finder.nodes, program),
-        remarks=program.remarks,
+        remarks=remarks,
     )
 
 

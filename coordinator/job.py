@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import onnx
 
 from coordinator.data import RunData, fit_run_data, label_spec, read_run_data
@@ -23,7 +24,7 @@ from edgetrain.compiler.stash import Keep
 from edgetrain.compiler.trainable import select_trainable
 from edgetrain.compiler.values import value_table
 from edgetrain.config import ModelConfig, RunConfig
-from edgetrain.errors import GraphError
+from edgetrain.errors import ConfigError, GraphError
 from edgetrain.losses import with_mean_weight
 from edgetrain.manifest import Mode
 from edgetrain.optimizer_spec import LRSpec, OptimizerSpec
@@ -36,6 +37,7 @@ class Job:
     """What is to be trained, on what.
 
     Attributes:
+        config: what was asked, its microbatches settled.
         original: the user's file, as it was read.
         program: normalised for the run's microbatch.
         trainable: weights to update.
@@ -111,7 +113,9 @@ def prepare(config: RunConfig) -> Job:
         shapes=shapes,
         fixed=config.model.fixed,
         tie=config.model.tie,
+        own_batch=config.train.microbatches is None,
     )
+    config, program = _settle_microbatches(config, program)
     trainable = select_trainable(program, config.model.trainable)
     labels = labels_for(config.model, program)
     data = fit_run_data(data, program.inputs, labels, batch_size=config.train.batch_size)
@@ -120,6 +124,42 @@ def prepare(config: RunConfig) -> Job:
     if not config.mentions("hybrid"):
         job.compile((), (Mode.VJP,))  # an op without a rule is better known now
     return job
+
+
+def _settle_microbatches(config: RunConfig, program: Program) -> tuple[RunConfig, Program]:
+    """Write the number of microbatches down, with a remark if it is the model's choice.
+
+    Raises:
+        ConfigError: the batch is no multiple of the one that the model fixes.
+    """
+    train, own = config.train, program.batch
+    count, rest = divmod(train.batch_size, own)
+    if rest:
+        near = f"{count * own} or {(count + 1) * own}" if count else f"{own}"
+        raise ConfigError(
+            f"[train] batch_size = {train.batch_size} is no multiple of {own}, the batch"
+            f" size that the model fixes and cannot do without: set it to {near}, or export"
+            " the model with a dynamic batch axis"
+        )
+    if own != train.microbatch:
+        remark = _own_batch_remark(train, program, count)
+        program = replace(program, remarks=(remark, *program.remarks))
+    settled = msgspec.structs.replace(train, microbatches=count)
+    return msgspec.structs.replace(config, train=settled), program
+
+
+def _own_batch_remark(train: TrainConfig, program: Program, count: int) -> str:
+    own = program.batch
+    remark = (
+        f"The model fixes its batch size at {own}: each batch of {train.batch_size} is"
+        f" trained in microbatches of {own}, {count} a step, their gradients averaged."
+    )
+    if program.states and train.batchnorm == "train":
+        remark += (
+            f" BatchNormalization sees {own} sample{'s' if own > 1 else ''} at a time;"
+            " [train] batchnorm = 'frozen' takes the file's statistics."
+        )
+    return remark
 
 
 def _data_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:

@@ -71,6 +71,7 @@ class Planner:
         devices: Mapping[str, Hello],
     ) -> None:
         self._config = config
+        self._remarks = program.remarks
         self._finder = CutFinder(program, trainable)
         self._hellos = _chosen(config, devices)
         self._layers = self._cut_layers()
@@ -105,7 +106,7 @@ class Planner:
         schedule = SCHEDULES[config.train.schedule]
         stages = len(devices)
         in_flight = [
-            schedule.stash_peak(stage, stages, config.train.microbatches)
+            schedule.stash_peak(stage, stages, config.train.microbatch_count)
             for stage in range(stages)
         ]
         first = config.plan.pin.first or config.data.device
@@ -176,7 +177,7 @@ class Planner:
             [HOP_S] * (len(stages) - 1),
         )
         schedule = SCHEDULES[train.schedule]
-        timeline = simulate(schedule, train.microbatches, times)
+        timeline = simulate(schedule, train.microbatch_count, times)
         reason = (
             f"{len(stages)} stages for {len(stages)} devices, cut where the slowest stage,"
             f" as measured, is fastest; {train.schedule} as asked"
@@ -184,11 +185,12 @@ class Planner:
         return Plan(
             model_sha256,
             train.schedule,
-            train.microbatches,
+            train.microbatch_count,
             train.microbatch,
             tuple(stages),
             timeline.period_s,
             reason,
+            self._remarks,
         )
 
     def _cut_layers(self) -> tuple[CutLayer, ...]:

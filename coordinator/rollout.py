@@ -86,7 +86,7 @@ class Rollout:
             samples = len(data.train) if data.train else 0
             eval_samples = len(data.eval) if data.eval else 0
         order = BatchOrder(
-            samples, train.batch_size, train.microbatches, train.seed, train.shuffle
+            samples, train.batch_size, train.microbatch_count, train.seed, train.shuffle
         )
         return Supply(order, local, eval_samples)
 
@@ -128,7 +128,7 @@ class Rollout:
             epoch=epoch,
             devices=assignment.devices,
             schedule=train.schedule,
-            microbatches=train.microbatches,
+            microbatches=train.microbatch_count,
             optimizer=optimizer_spec(train, total_steps),
             seed=train.seed,
             local=local,

@@ -79,6 +79,12 @@ def execute(config: RunConfig, options: Options, progress: Progress) -> Outcome:
         RunError: the run failed.
     """
     job = prepare(config)
+    train = job.config.train
+    if train.microbatch != config.train.microbatch:
+        progress.say(
+            f"{train.batch_size} samples a step, in microbatches of {train.microbatch}, the"
+            " batch size that the model fixes"
+        )
     fleet = config.fleet
     with contextlib.ExitStack() as stack:
         stop = StopRequest(progress.say)

@@ -46,6 +46,7 @@ class Plan(msgspec.Struct, frozen=True):
         microbatch: samples in each.
         predicted_step_s: from the first forward to the update of the last stage.
         reason: why so many stages and this schedule, one sentence.
+        remarks: what the user should know of the model, one sentence each.
     """
 
     model_sha256: str
@@ -55,6 +56,7 @@ class Plan(msgspec.Struct, frozen=True):
     stages: tuple[StagePlan, ...]
     predicted_step_s: float
     reason: str
+    remarks: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         """As indented JSON."""

@@ -14,6 +14,7 @@ GRADIENTS: Final = ("auto", "vjp", "identity", "hybrid", "frozen")
 BATCHNORMS: Final = ("train", "frozen")
 AUTO: Final = "auto"
 DEFAULT_EPOCHS: Final = 10
+USUAL_MICROBATCHES: Final = 4
 USUAL_LR: Final = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
 
 
@@ -22,7 +23,9 @@ class TrainConfig(Section, frozen=True):
 
     Attributes:
         epochs, steps: where the run ends; with both, at whichever comes first.
-        batch_size: samples a step, split into `microbatches` equal parts.
+        batch_size: samples a step.
+        microbatches: equal parts of a batch; None: as `microbatch_count`, or as many as a
+            model needs that runs at one batch size only.
         warmup_steps: over which the rate first rises to `lr`.
         lr_step, lr_gamma: with lr_schedule ``"step"``, the rate is multiplied by lr_gamma
             after every lr_step steps; 0: after each third of the run.
@@ -37,7 +40,7 @@ class TrainConfig(Section, frozen=True):
     epochs: int | None = None
     steps: int | None = None
     batch_size: int = 32
-    microbatches: int = 4
+    microbatches: int | None = None
     optimizer: str = "sgd"
     lr: float = USUAL_LR["sgd"]
     momentum: float = 0.9
@@ -64,9 +67,14 @@ class TrainConfig(Section, frozen=True):
         self._check_rates()
 
     @property
+    def microbatch_count(self) -> int:
+        """Microbatches a step: as asked, else four, or fewer to have equal parts."""
+        return self.microbatches or math.gcd(self.batch_size, USUAL_MICROBATCHES)
+
+    @property
     def microbatch(self) -> int:
         """Samples in a microbatch."""
-        return self.batch_size // self.microbatches
+        return self.batch_size // self.microbatch_count
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Steps of the whole run."""
@@ -115,7 +123,7 @@ class TrainConfig(Section, frozen=True):
             require(value >= 0, f"[train] {key} = {value}: must not be negative")
         require(self.seed < 1 << 63, f"[train] seed = {self.seed}: must be below 2^63")
         require(
-            self.batch_size % self.microbatches == 0,
+            self.batch_size % self.microbatch_count == 0,
             f"[train] batch_size = {self.batch_size} is not a multiple of microbatches ="
             f" {self.microbatches}: a batch is split into so many equal parts",
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 from small_models import build, normal
 
 CLASSES = 3
@@ -30,6 +30,23 @@ def two_layers() -> onnx.ModelProto:
             "b2": np.zeros(CLASSES, np.float32),
         },
     )
+
+
+def hard_coded(rows: int) -> onnx.ModelProto:
+    """`two_layers` that runs with `rows` samples only: it flattens its hidden values."""
+    model = two_layers()
+    graph = model.graph
+    first, relu, second = graph.node
+    relu.input[0], relu.output[0] = "hf", "rf"
+    flat = helper.make_node("Reshape", ["h", "flat"], ["hf"], "flat")
+    back = helper.make_node("Reshape", ["rf", "back"], ["r"], "back")
+    nodes = [first, flat, relu, back, second]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    for name, target in (("flat", [rows * 16]), ("back", [rows, 16])):
+        graph.initializer.append(numpy_helper.from_array(np.asarray(target), name))
+    graph.input[0].type.tensor_type.shape.dim[0].dim_value = rows
+    return model
 
 
 def determinant() -> onnx.ModelProto:

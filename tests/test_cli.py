@@ -15,7 +15,14 @@ import pytest
 import tomli_w
 from onnx import helper
 from small_models import build, normal
-from small_task import blobs, determinant, run_table, split_password, two_layers
+from small_task import (
+    blobs,
+    determinant,
+    hard_coded,
+    run_table,
+    split_password,
+    two_layers,
+)
 
 from coordinator.cli import main
 from edgetrain.compiler.export import differences
@@ -105,6 +112,18 @@ def test_train_tells_a_person_how_it_went(capsys, task, tmp_path):
     assert f"trained model: {tmp_path / 'out' / 'trained.onnx'}" in text
     table = [line.split()[:3] for line in text.splitlines()]
     assert ["a", "0", "vjp"] in table or ["a", "1", "vjp"] in table
+
+
+@pytest.mark.usefixtures("agents")
+def test_train_says_that_a_model_sets_the_microbatch(capsys, task, tmp_path):
+    onnx.save(hard_coded(1), tmp_path / "m.onnx")
+    arguments = ["train", str(task), "--out", str(tmp_path / "out")]
+    assert main([*arguments, *settings("train.epochs=1")]) == 0
+    first, *others = capsys.readouterr().out.splitlines()
+    own = "32 samples a step, in microbatches of 1, the batch size that the model fixes"
+    assert first == own
+    (note,) = [line for line in others if line.startswith("note: ")]
+    assert "fixes its batch size at 1" in note
 
 
 @pytest.mark.usefixtures("agents")

@@ -67,7 +67,9 @@ def test_a_file_with_only_what_is_needed_gets_working_defaults(tmp_path):
     config = load(write(tmp_path, SMALLEST))
     assert config.model.path == tmp_path / "net.onnx"
     assert config.data.train == tmp_path / "train.npz"
-    assert config.train.microbatch * config.train.microbatches == config.train.batch_size
+    assert (
+        config.train.microbatch * config.train.microbatch_count == config.train.batch_size
+    )
     assert config.fleet.count == 1
     assert config.train.total_steps(steps_per_epoch=5) == 50
 
@@ -227,7 +229,7 @@ SCALARS = st.integers(-3, 40) | st.floats() | st.booleans() | st.text(max_size=4
 def test_any_table_is_refused_or_a_valid_section(table):
     with contextlib.suppress(ConfigError):
         train = decode(TrainConfig, table, folder=Path())
-        assert train.microbatch * train.microbatches == train.batch_size
+        assert train.microbatch * train.microbatch_count == train.batch_size
         assert 0 < train.lr < math.inf
         assert train.total_steps(3) > 0
 

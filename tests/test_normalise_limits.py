@@ -53,7 +53,9 @@ def test_a_fixed_batch_is_refused_where_rows_mix(fixed: int, batch: int) -> None
         {"w": normal(4, 2), "axes": np.asarray([0], np.int64)},
     )
     normalise(model, batch=fixed)
-    with pytest.raises(GraphError, match=f"'x' takes {fixed}.*microbatches of {fixed}"):
+    with pytest.raises(
+        GraphError, match=f"'x' takes {fixed}.*Take {fixed} samples at a time"
+    ):
         normalise(model, batch=batch)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy.typing as npt
@@ -39,13 +40,14 @@ Array = npt.NDArray[Any]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def normalise(
+def normalise(  # noqa: PLR0913  a keyword for each choice that is the user's
     model: onnx.ModelProto,
     *,
     batch: int,
     shapes: Shapes | None = None,
     fixed: Mapping[str, float] | None = None,
     tie: bool = False,
+    own_batch: bool = False,
 ) -> Program:
     """Bring a model to opset 20, static shapes and weights as inputs.
 
@@ -60,6 +62,8 @@ def normalise(
         fixed: inputs that are no data but have this value in every element, such as the
             first state of a recurrent net or its sampling rate.
         tie: make one weight of matrices that are equal, as they are or transposed.
+        own_batch: take the size that the file fixes where it runs at no other; the result
+            says which batch it has.
 
     Raises:
         GraphError: the model holds what cannot be trained, a shape is missing, the batch
@@ -76,11 +80,11 @@ def normalise(
         _rewrite(draft, held, foreign)
         remark = agreement.verify(draft.trial, draft.sample)
     except (GraphError, EngineError) as error:
-        if len(set(draft.extents.values())) == 1 and foreign:
-            # What fails at the file's own batch size too has another reason.
-            own = next(iter(foreign.values()))
-            normalise(model, batch=own, shapes=shapes, fixed=fixed, tie=tie)
-        raise _explained(error, foreign, batch) from error
+        again = partial(normalise, model, shapes=shapes, fixed=fixed, tie=tie)
+        program = _at_own_batch(again, draft.extents, foreign)
+        if program is not None and own_batch:
+            return program
+        raise _explained(error, foreign, batch, runs=program is not None) from error
     draft.remarks += [remark] if remark else []
     return _program(draft, held)
 
@@ -120,19 +124,39 @@ def _begin(
     return draft
 
 
+def _at_own_batch(
+    again: Callable[..., Program], extents: Mapping[str, int], foreign: Mapping[str, int]
+) -> Program | None:
+    """The program at the one batch size that the file fixes; None if it is none there."""
+    own = set(foreign.values())
+    if len(own) != 1:
+        return None
+    try:
+        return again(batch=own.pop())
+    except GraphError:
+        if len(set(extents.values())) == 1:
+            raise  # what fails at the file's own batch size too has another reason
+        return None
+
+
 def _explained(
-    error: GraphError | EngineError, foreign: Mapping[str, int], batch: int
+    error: GraphError | EngineError, foreign: Mapping[str, int], batch: int, *, runs: bool
 ) -> GraphError:
+    """What to tell the user; `runs` says whether the file's own batch size would do."""
     if not foreign:
         reason = str(error)
         if isinstance(error, EngineError):
             reason = f"the model does not run, so it cannot be trained: {reason}"
         return GraphError(reason)
     name, extent = next(iter(foreign.items()))
+    own = (
+        f"Take {extent} samples at a time (--batch {extent}; in a run file, leave [train]"
+        " microbatches out), or export"
+    )
     return GraphError(
         f"the model fixes its batch size: input {name!r} takes {extent}, and with"
-        f" {batch} its rows are not independent or it does not run ({error}). Use"
-        f" microbatches of {extent}, export it with a dynamic batch axis, or, if {name!r}"
+        f" {batch} its rows are not independent or it does not run ({error})."
+        f" {own if runs else 'Export'} it with a dynamic batch axis, or, if {name!r}"
         " is no data (a first state, say), give its value in [model] fixed"
     )
 
