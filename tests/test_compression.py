@@ -23,6 +23,7 @@ from edgetrain.compiler import agreement, reference
 from edgetrain.compiler.compression import Compressed, compress, parse
 from edgetrain.compiler.cut import CutFinder
 from edgetrain.compiler.export import differences, export
+from edgetrain.compiler.forecast import stash_forecast
 from edgetrain.compiler.normalise import normalise
 from edgetrain.compiler.program import Program
 from edgetrain.compiler.stage import Recipe, compile_stages
@@ -254,6 +255,28 @@ def test_stages_give_the_gradients_of_the_whole(keep: Keep) -> None:
     assert found.gradients.keys() == whole.gradients.keys()
     for name, gradient in whole.gradients.items():
         np.testing.assert_allclose(found.gradients[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_a_computed_weight_is_not_stashed() -> None:
+    """A stage keeps no more than with the dense weight, which costs it nothing."""
+    held = normalise(net(), batch=BATCH)
+    program, _ = small()
+
+    def stashes(of: Program) -> list[int]:
+        cuts = CutFinder(of, of.weights).valid()
+        bundles = compile_stages(of, cuts, recipe(of, len(cuts) + 1))
+        return [bundle.manifest.stash_bytes for bundle in bundles]
+
+    assert stashes(program) == stashes(held)
+    nodes = CutFinder(program, program.weights).nodes
+    cuts = [cut.position for cut in CutFinder(program, program.weights).valid()]
+    stretches = [nodes[a:b] for a, b in zip([0, *cuts], [*cuts, len(nodes)], strict=True)]
+    forecast = stash_forecast(program, program.weights, stretches)
+    assert max(forecast) < program_bytes(held, "w2") / 2
+
+
+def program_bytes(program: Program, weight: str) -> int:
+    return program.weights[weight].nbytes
 
 
 def test_an_inference_only_stage_trains_its_last_layer_exactly() -> None:
