@@ -12,6 +12,7 @@ from coordinator.data import RunData, fit_run_data, label_spec, read_run_data
 from coordinator.pipeline_loop import Weights, merged
 from edgetrain.bundle import Bundle
 from edgetrain.compiler.build import Node
+from edgetrain.compiler.compression import Compressed, compress, parse
 from edgetrain.compiler.cut import Cut
 from edgetrain.compiler.export import export
 from edgetrain.compiler.export_file import export_file, has_data_files
@@ -21,6 +22,7 @@ from edgetrain.compiler.normalise import normalise
 from edgetrain.compiler.program import Program
 from edgetrain.compiler.stage import Recipe, compile_stages, pick_output
 from edgetrain.compiler.stash import Keep
+from edgetrain.compiler.tensor_train import TensorTrain, dense
 from edgetrain.compiler.trainable import select_trainable
 from edgetrain.compiler.values import value_table
 from edgetrain.config import ModelConfig, RunConfig
@@ -39,22 +41,26 @@ class Job:
     Attributes:
         config: what was asked, its microbatches settled.
         original: the user's file, as it was read.
-        program: normalised for the run's microbatch.
+        file_program: the file's model, normalised for the run's microbatch.
+        program: the same as it is trained, some of its weights perhaps compressed.
         trainable: weights to update.
         labels: what labels must look like.
         data: the coordinator's own samples.
         sha256: of the file.
         data_files: some of its tensors lie in files beside it.
+        trains: how the compressed weights are made.
     """
 
     config: RunConfig
     original: onnx.ModelProto
+    file_program: Program
     program: Program
     trainable: frozenset[str]
     labels: LabelSpec
     data: RunData
     sha256: str
-    data_files: bool = False
+    data_files: bool
+    trains: tuple[TensorTrain, ...]
 
     def compile(
         self, cuts: tuple[Cut, ...], modes: tuple[Mode, ...], blocks: tuple[int, ...] = ()
@@ -83,11 +89,11 @@ class Job:
             GraphError: a file cannot be read or written.
             OSError: the model itself cannot be written.
         """
-        values = merged(self.program.weights, weights)
+        values = dense(merged(self.program.weights, weights), self.trains)
         if self.data_files:
-            export_file(self.config.model.path, target, self.program, values)
+            export_file(self.config.model.path, target, self.file_program, values)
         else:
-            trained = export(self.original, self.program, values)
+            trained = export(self.original, self.file_program, values)
             target.write_bytes(trained.SerializeToString())
 
 
@@ -107,7 +113,7 @@ def prepare(config: RunConfig) -> Job:
     data_inputs = _data_inputs(original)
     data = read_run_data(config.data, input_name=data_inputs[0].name)
     shapes = {**_shapes(data_inputs, data), **config.model.shapes}
-    program = normalise(
+    file_program = normalise(
         original,
         batch=config.train.microbatch,
         shapes=shapes,
@@ -115,12 +121,14 @@ def prepare(config: RunConfig) -> Job:
         tie=config.model.tie,
         own_batch=config.train.microbatches is None,
     )
-    config, program = _settle_microbatches(config, program)
-    trainable = select_trainable(program, config.model.trainable)
+    config, file_program = _settle_microbatches(config, file_program)
+    (program, trains), trainable = _trained_form(file_program, config)
     labels = labels_for(config.model, program)
     data = fit_run_data(data, program.inputs, labels, batch_size=config.train.batch_size)
     files = (model_sha256(path), has_data_files(path))
-    job = Job(config, original, program, trainable, labels, data, *files)
+    job = Job(
+        config, original, file_program, program, trainable, labels, data, *files, trains
+    )
     if not config.mentions("hybrid"):
         job.compile((), (Mode.VJP,))  # an op without a rule is better known now
     return job
@@ -160,6 +168,16 @@ def _own_batch_remark(train: TrainConfig, program: Program, count: int) -> str:
             " [train] batchnorm = 'frozen' takes the file's statistics."
         )
     return remark
+
+
+def _trained_form(program: Program, config: RunConfig) -> tuple[Compressed, frozenset[str]]:
+    """The program to train and which of its weights."""
+    choice = config.model.trainable
+    compression = parse(choice)
+    if compression is None:
+        return Compressed(program, ()), select_trainable(program, choice)
+    compressed = compress(program, compression, seed=config.train.seed)
+    return compressed, select_trainable(compressed.program, "all")
 
 
 def _data_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:

@@ -40,7 +40,9 @@ class ModelConfig(Section, frozen=True):
         path: of the ONNX file.
         loss: one of `edgetrain.losses.LOSSES`.
         loss_options: what the loss is told; see `LossOptions`.
-        trainable: ``"all"``, ``"last:N"``, or regular expressions of weight names.
+        trainable: ``"all"``, ``"last:N"``, or regular expressions of weight names;
+            ``"tt:r=N"``: all, dense layers through tensor trains of rank N that begin at
+            random, or with ``",init=svd"`` at the file's weights.
         output: the output the loss applies to; None: the model's only one.
         shapes: by input, its shape without the batch, where the file leaves it open and
             the data stays on a device; otherwise it is taken from the data.

@@ -223,6 +223,8 @@ def test_wrong_files_are_refused_before_anything_starts(error, task, change, wor
         ("train.lr", "section.key=value"),
         ("model.loss=cross", "softmax_cross_entropy"),
         ("model.trainable=nothing.*", "matches no weight"),
+        ("model.trainable=tt:r=0", "write tt:r=N"),
+        ("model.trainable=tt:r=8", "no dense layer to compress"),
         ("fleet.simulate=[{name='a'},{name='a'}]", "names a twice"),
         ("fleet.broker=" + NO_BROKER, f"no broker at {NO_BROKER}"),
         ("fleet.broker=nowhere", "[fleet] broker is not a broker's URL"),

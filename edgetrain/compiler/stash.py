@@ -11,6 +11,7 @@ from onnx import helper, numpy_helper
 
 from edgetrain.compiler.build import GraphBuilder, Node
 from edgetrain.compiler.minimum_cut import source_side
+from edgetrain.compiler.origin import origins, prepares
 from edgetrain.compiler.program import OPSET
 from edgetrain.compiler.rules.normalization import channel_affine
 from edgetrain.compiler.shapes import infer, known
@@ -71,8 +72,9 @@ def divide(
     With `Keep.LEAST` by a minimum cut: every value is either stashed, which costs its
     bytes, or computed again from values that are themselves stashed or computed again,
     which costs `PRICE` bytes a byte. Weights and constants cost nothing, as the backward
-    has them anyhow. Nodes of the backward that read no cotangent, such as masks, may run on
-    either side: a mask of booleans takes a quarter of the values it was made of. The
+    has them anyhow; so the product of weights alone is computed again, though it is no
+    pass over memory. Nodes of the backward that read no cotangent, such as masks, may run
+    on either side: a mask of booleans takes a quarter of the values it was made of. The
     statistics of BatchNormalization are never computed a second time. All this changes no
     number, as the same kernels run on the same values.
 
@@ -126,12 +128,19 @@ class Recomputation:
         self._makers: dict[str, _Maker] = {}
 
     def add_forward(self, nodes: Iterable[Node], chosen: Collection[str] | None) -> None:
-        """Nodes of the forward: those of the chosen kinds; None: all."""
+        """Nodes of the forward: those of the chosen kinds; None: all.
+
+        With the chosen kinds go products of weights.
+        """
+        nodes = list(nodes)
+        read = {name for node in nodes for name in node.reads}
+        made_of = origins(nodes, self._free, set(filter(self._g.is_constant, read)))
         for node in nodes:
+            product = node.op_type == "MatMul" and prepares(node, made_of)
             if node.op_type == "BatchNormalization":
                 applied = _applied(self._g, node)
                 self._makers[node.output] = _Maker(applied, PRICE)
-            elif chosen is None or (node.op_type in chosen and not node.domain):
+            elif chosen is None or product or (node.op_type in chosen and not node.domain):
                 price = 0 if node.op_type in VIEWS else PRICE
                 self._add(node, price)
 
