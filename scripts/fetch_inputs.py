@@ -87,14 +87,15 @@ def save_watch(data: bytes, folder: Path) -> None:
 
     Arrays: `x` float32 [n, 6, 100], each channel (3 of acceleration, 3 of rotation) with
     mean 0 and deviation 1 over all recordings; `labels` int64 [n], 0 to 6; `person`
-    int64 [n], 0 to 9.
+    int64 [n], 0 to 9. In a file of its own, `half` int64 [n]: 0 or 1 for windows that lie
+    wholly in the first or the second half of their recording, -1 for the others.
     """
     # A pickle, read only because its hash was checked.
     recordings = np.load(io.BytesIO(data), allow_pickle=True).item()
     series = [np.asarray(s, np.float64).T for s in recordings["X"]]
     everything = np.concatenate(series, axis=1)
     mean, deviation = everything.mean(1, keepdims=True), everything.std(1, keepdims=True)
-    windows, labels, people = [], [], []
+    windows, labels, people, halves = [], [], [], []
     for values, label, person in zip(
         series, recordings["y"], recordings["subject"], strict=True
     ):
@@ -103,12 +104,21 @@ def save_watch(data: bytes, folder: Path) -> None:
             windows.append(scaled[:, start : start + WINDOW])
             labels.append(int(label))
             people.append(int(person) - 1)
+            halves.append(_half(start, scaled.shape[1]))
     np.savez_compressed(
         folder / "watch.npz",
         x=np.stack(windows).astype(np.float32),
         labels=np.asarray(labels, np.int64),
         person=np.asarray(people, np.int64),
     )
+    np.savez_compressed(folder / "watch_halves.npz", half=np.asarray(halves, np.int64))
+
+
+def _half(start: int, length: int) -> int:
+    """The half of a recording that a window lies in; -1: in both."""
+    if 2 * (start + WINDOW) <= length:
+        return 0
+    return 1 if 2 * start >= length else -1
 
 
 INPUTS = (
@@ -136,7 +146,7 @@ INPUTS = (
             "seglearn/data/watch_dataset.npy",
             "eb122f23cdf06ef6bd6c6c5312958ec5cf9d038e2e6d457b8081662c75a42537",
         ),
-        ("watch.npz",),
+        ("watch.npz", "watch_halves.npz"),
         save_watch,
     ),
     # The last: what comes before it needs no npm.

@@ -10,16 +10,17 @@ Run as ``PYTHONPATH=tests python scripts/pretrain_models.py [--out DIR] [NAME ..
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import free_data
+import numpy as np
 import torch
 from free_data import Samples
 from named_export import export
-from pretrained_networks import mnist_cnn
+from pretrained_networks import WatchTransformer, mnist_cnn, watch_mobilenet
 from torch import nn
 
 BATCH: Final = 64
@@ -33,34 +34,53 @@ class Recipe:
     Attributes:
         make: builds it, with random weights.
         data: what it is trained on, and what it is tried on.
-        names: by submodule, the name that what it returns has in the ONNX file.
+        named: submodules whose names what they return has in the ONNX file.
         steps: with AdamW, its learning rate `lr` falling to 0 as a cosine.
         seed: of the weights, and of the order of the samples.
+        dynamo: how it is exported.
     """
 
     make: Callable[[], nn.Module]
     data: Callable[[], tuple[Samples, Samples]]
-    names: Mapping[str, str]
+    named: Sequence[str]
     steps: int
     lr: float = 3e-3
     weight_decay: float = 0.05
     seed: int = 0
+    dynamo: bool = False
 
 
 def _upright() -> tuple[Samples, Samples]:
     return free_data.mnist_pretraining(), free_data.mnist()[1]
 
 
+def _watches() -> tuple[Samples, Samples]:
+    """The second: what the people who are held out did in the second halves."""
+    parts = [free_data.watch_adaptation(person)[1] for person in free_data.HELD_OUT_PEOPLE]
+    held_out = Samples(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    return free_data.watch_pretraining(), held_out
+
+
+_CNN_NAMES: Final = ("conv1", "relu1", "conv2", "relu2", "flat", "fc1", "relu3")
+_BLOCKS: Final = tuple(f"block{number}" for number in range(1, 6))
 RECIPES: Final[Mapping[str, Recipe]] = {
     "mnist_cnn": Recipe(
         mnist_cnn,
         _upright,
-        {
-            name: name
-            for name in ("conv1", "relu1", "conv2", "relu2", "flat", "fc1", "relu3")
-        },
+        _CNN_NAMES,
         steps=1500,
         seed=1,
+    ),
+    "watch_transformer": Recipe(
+        WatchTransformer,
+        _watches,
+        ("tokens", *_BLOCKS[:3], "norm"),
+        steps=700,
+        lr=1e-3,
+        dynamo=True,
+    ),
+    "watch_mobilenet": Recipe(
+        watch_mobilenet, _watches, ("stem_relu", *_BLOCKS, "mix_relu", "flat"), 700
     ),
 }
 
@@ -105,7 +125,7 @@ def main() -> None:
         train(module, samples, recipe)
         path = arguments.out / f"{name}.onnx"
         sample = torch.from_numpy(held_out.x[:3])
-        path.write_bytes(export(module, sample, recipe.names))
+        path.write_bytes(export(module, sample, recipe.named, dynamo=recipe.dynamo))
         print(
             f"{path}: {path.stat().st_size} B,"
             f" {sum(p.numel() for p in module.parameters())} parameters,"

@@ -16,6 +16,7 @@ ASSET = Path(__file__).resolve().parent.parent / "coordinator" / "assets" / "dig
 DIGITS_TRAIN = 1400
 MNIST_PRETRAIN, MNIST_TRAIN = 7000, 8000  # ends: 7,000 to pretrain, 1,000 to adapt
 ROTATION_DEGREES = 45.0
+HELD_OUT_PEOPLE = (0, 4, 8)
 
 
 class Samples(NamedTuple):
@@ -69,6 +70,27 @@ def mnist_adaptation() -> tuple[Samples, Samples]:
     """The other 1,000 training images, and the 2,000 to test."""
     _, test = mnist()
     return _mnist().part(slice(MNIST_PRETRAIN, MNIST_TRAIN)), test
+
+
+@cache
+def _watch() -> tuple[Samples, np.ndarray, np.ndarray]:
+    """Windows [n, 6, 100] of 7 exercises, the person of each, and its half."""
+    with np.load(cached("watch.npz")) as arrays:
+        samples, person = Samples(arrays["x"], arrays["labels"]), arrays["person"]
+    with np.load(cached("watch_halves.npz")) as arrays:
+        return samples, person, arrays["half"]
+
+
+def watch_pretraining() -> Samples:
+    """All windows of the seven people who are not held out."""
+    samples, person, _ = _watch()
+    return samples.part(~np.isin(person, HELD_OUT_PEOPLE))
+
+
+def watch_adaptation(person: int) -> tuple[Samples, Samples]:
+    """Windows of one person: of the first halves of the recordings, of the second ones."""
+    samples, people, half = _watch()
+    return tuple(samples.part((people == person) & (half == h)) for h in (0, 1))
 
 
 def rotate(images: np.ndarray, degrees: float) -> np.ndarray:

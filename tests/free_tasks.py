@@ -1,7 +1,7 @@
 """What backprop-free training is tested on: a model, its data, its cuts and its recipe.
 
-The figures behind the recipes are in the docstrings: accuracies on `eval` that training
-with exact gradients reaches (see `free_runs.py`).
+Figures are accuracies on `eval` in percent, before -> after training with exact gradients in
+one run; `free_runs.py` gives them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import free_data
+import msgspec
 import onnx
 from free_data import Samples
 from free_nets import mlp
@@ -57,7 +58,10 @@ def shipped(name: str) -> onnx.ModelProto:
 
 
 def digits_mlp(steps: int = 300) -> Task:
-    """64-128-64-10 from scratch; `last`: the last layer apart from the other two."""
+    """64-128-64-10 from scratch; `last`: the last layer apart from the other two.
+
+    10 -> 98.5; after 1,500 steps 99.0.
+    """
     cuts = {"last": ("relu2",), "each": ("relu1", "relu2")}
     return Task(mlp((64, 128, 64, 10)), *free_data.digits(), cuts, adam(steps, 64))
 
@@ -69,19 +73,26 @@ def mnist_rotated(steps: int = 400) -> Task:
     """The pretrained CNN meets digits turned by 45 degrees.
 
     `convolutions`: both of them apart from the dense layers; `hidden`: the last apart.
+    46.0 -> 91.8.
     """
     train, test = (part.rotated() for part in free_data.mnist_adaptation())
     return Task(shipped("mnist_cnn"), train, test, _CNN_CUTS, adam(steps, 32))
 
 
 def mnist_inverted(steps: int = 400, lr: float = 3e-3) -> Task:
-    """The pretrained CNN meets black on white; cuts as in `mnist_rotated`."""
+    """The pretrained CNN meets black on white; cuts as in `mnist_rotated`.
+
+    6.5 -> 90.7; after 1,200 steps at a rate of 1e-3 91.1.
+    """
     train, test = (part.inverted() for part in free_data.mnist_adaptation())
     return Task(shipped("mnist_cnn"), train, test, _CNN_CUTS, adam(steps, 32, lr))
 
 
 def mnist_deep_mlp(steps: int = 1000) -> Task:
-    """784-128x5-10 from scratch; `middle`: layers 1, 2 | 3, 4 | 5, 6; `half`: 3 | 3."""
+    """784-128x5-10 from scratch; `middle`: layers 1, 2 | 3, 4 | 5, 6; `half`: 3 | 3.
+
+    10 -> 95.7.
+    """
     train, test = (part.flat() for part in free_data.mnist())
     cuts = {"middle": ("relu2", "relu4"), "half": ("relu3",), "last": ("relu5",)}
     model = mlp((784, *[128] * 5, 10))
@@ -89,9 +100,35 @@ def mnist_deep_mlp(steps: int = 1000) -> Task:
 
 
 def mnist_mlp(steps: int = 400) -> Task:
-    """784-128-10 from scratch, its first layer large: what tensor trains compress."""
+    """784-128-10 from scratch, its first layer large: what tensor trains compress.
+
+    10 -> 93.5.
+    """
     train, test = (part.flat() for part in free_data.mnist())
     return Task(mlp((784, 128, 10)), train, test, {"last": ("relu1",)}, adam(steps, 64))
+
+
+def watch_transformer(person: int = 0, steps: int = 100) -> Task:
+    """The pretrained transformer meets a person; `first`: the embedding and block 1 apart.
+
+    `first_two`: blocks 1 and 2 apart from 3; `middle`: 1 | 2 | 3. Persons 0, 4 and 8:
+    85.2 -> 95.8, 89.9 -> 94.3, 88.4 -> 98.7.
+    """
+    cuts = {"first": ("block1",), "first_two": ("block2",), "middle": ("block1", "block2")}
+    data = free_data.watch_adaptation(person)
+    return Task(shipped("watch_transformer"), *data, cuts, adam(steps, 32, 1e-3))
+
+
+def watch_mobilenet(person: int = 0, steps: int = 100) -> Task:
+    """The pretrained 1-D MobileNetV2 meets a person; its statistics stay as they are.
+
+    `first`: the stem and blocks 1 and 2 apart; `middle`: these | 3, 4 | 5 and the rest.
+    Persons 0, 4 and 8: 87.8 -> 97.7, 86.3 -> 94.3, 81.8 -> 98.7.
+    """
+    cuts = {"first": ("block2",), "middle": ("block2", "block4")}
+    recipe = msgspec.structs.replace(adam(steps, 32, 1e-3), batchnorm="frozen")
+    data = free_data.watch_adaptation(person)
+    return Task(shipped("watch_mobilenet"), *data, cuts, recipe)
 
 
 TASKS: Mapping[str, Callable[[], Task]] = {
@@ -100,4 +137,6 @@ TASKS: Mapping[str, Callable[[], Task]] = {
     "mnist_inverted": mnist_inverted,
     "mnist_deep_mlp": mnist_deep_mlp,
     "mnist_mlp": mnist_mlp,
+    "watch_transformer": watch_transformer,
+    "watch_mobilenet": watch_mobilenet,
 }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+
 import numpy as np
 import onnx
 import pytest
-from free_data import rotate
+from free_data import HELD_OUT_PEOPLE, rotate, watch_pretraining
 from free_runs import accuracy
-from free_tasks import DATA, TASKS, Task
+from free_tasks import DATA, TASKS, Task, shipped, watch_mobilenet, watch_transformer
 
 from edgetrain.compiler.cut import CutFinder
 from edgetrain.compiler.normalise import normalise
@@ -22,6 +25,8 @@ FACTS = {
     "mnist_inverted": (26_826, 1000, 2000, (0.02, 0.15)),
     "mnist_deep_mlp": (167_818, 8000, 2000, (0.0, 0.2)),
     "mnist_mlp": (101_770, 8000, 2000, (0.0, 0.2)),
+    "watch_transformer": (104_263, 270, 263, (0.80, 0.90)),
+    "watch_mobilenet": (59_767, 270, 263, (0.80, 0.90)),
 }
 
 
@@ -60,13 +65,29 @@ def test_the_cuts_are_valid(named: tuple[str, Task]) -> None:
     """One tensor crosses each, and each stage has weights."""
     name, task = named
     program = normalise(task.model, batch=BATCH)
-    assert sum(weight.size for weight in program.weights.values()) == FACTS[name][0]
+    learned = [w.size for key, w in program.weights.items() if "running" not in key]
+    assert sum(learned) == FACTS[name][0]
     finder = CutFinder(program, program.weights)
     offered = {cut.name for cut in finder.valid()}
     for names in task.cuts.values():
         cuts = [finder.named(tensor) for tensor in names]
         assert [cut.name for cut in cuts] == list(names)
         assert offered.issuperset(names)
+
+
+@pytest.mark.parametrize("make", [watch_transformer, watch_mobilenet])
+def test_the_watches_meet_people_they_have_not_seen(make: Callable[[int], Task]) -> None:
+    tasks = [make(person) for person in HELD_OUT_PEOPLE]
+    before = [accuracy(task.model, task.eval) for task in tasks]
+    assert 0.8 <= min(before) <= max(before) <= 0.92
+    learned_from = {row.tobytes() for row in watch_pretraining().x}
+    for task in tasks:
+        assert not any(row.tobytes() in learned_from for row in task.train.x)
+
+
+def test_normalization_is_shipped_apart_from_convolutions() -> None:
+    ops = Counter(node.op_type for node in shipped("watch_mobilenet").graph.node)
+    assert ops["BatchNormalization"] == ops["Conv"] == 17
 
 
 def test_what_is_shipped_is_small_and_stands_alone() -> None:
