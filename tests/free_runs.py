@@ -22,6 +22,7 @@ from training import train
 from coordinator.run_folder import MODEL_FILE
 from edgetrain.compiler import reference
 from edgetrain.config import DataConfig, FleetConfig, ModelConfig, PlanConfig, RunConfig
+from edgetrain.estimator_spec import DEFAULT, EstimatorSpec
 from edgetrain.sim.fleet import SimDevice
 
 
@@ -32,7 +33,11 @@ def accuracy(model: onnx.ModelProto, samples: Samples) -> float:
 
 
 def run_config(
-    task: Task, folder: Path, cuts: Sequence[str], **changes: object
+    task: Task,
+    folder: Path,
+    cuts: Sequence[str],
+    estimator: EstimatorSpec = DEFAULT,
+    **changes: object,
 ) -> RunConfig:
     """A run of it with those cuts; `changes` are of the recipe.
 
@@ -47,6 +52,7 @@ def run_config(
         msgspec.structs.replace(task.recipe, **changes),
         PlanConfig(cuts=tuple(cuts)),
         FleetConfig(devices=len(cuts) + 1),
+        estimator,
     )
 
 
@@ -55,12 +61,13 @@ def trained(
     folder: Path,
     cuts: Sequence[str] = (),
     gradient: Sequence[str] = (),
+    estimator: EstimatorSpec = DEFAULT,
     **changes: object,
 ) -> float:
     """Accuracy on `eval` after a run on one device a stage, with their gradient modes."""
     folder.mkdir(parents=True, exist_ok=True)
     modes = gradient or ("vjp",) * (len(cuts) + 1)
-    config = run_config(task, folder, cuts, gradient=tuple(modes), **changes)
+    config = run_config(task, folder, cuts, estimator, gradient=tuple(modes), **changes)
     devices = [SimDevice(f"device{number}") for number in range(len(cuts) + 1)]
     outcome = train(config, folder / "run", devices)
     assert outcome.score is not None
