@@ -1,7 +1,7 @@
 """What backprop-free training is tested on: a model, its data, its cuts and its recipe.
 
-Figures are accuracies on `eval` in percent, before -> after training with exact gradients in
-one run; `free_runs.py` gives them.
+Figures are accuracies on `eval` in percent, before -> after training with exact gradients
+in one run; `free_runs.py` gives them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import free_data
 import msgspec
 import onnx
 from free_data import Samples
-from free_nets import mlp
+from free_nets import MobileNet, mlp
 
 from edgetrain.train_config import TrainConfig
 
@@ -108,6 +108,17 @@ def mnist_mlp(steps: int = 400) -> Task:
     return Task(mlp((784, 128, 10)), train, test, {"last": ("relu1",)}, adam(steps, 64))
 
 
+def mnist_mobilenet(steps: int = 200, batchnorm: str = "train") -> Task:
+    """A MobileNetV2 from scratch; `first`: the stem and blocks 1 and 2 apart.
+
+    10 -> 92.8; in one microbatch 93.4; with `batchnorm` ``"frozen"`` 91.3, its statistics
+    then being a mean of 0 and a variance of 1.
+    """
+    net = MobileNet((1, 28, 28), (24, 24, 32, 32, 48, 48), mix=128, classes=10)
+    recipe = msgspec.structs.replace(adam(steps, 32), batchnorm=batchnorm)
+    return Task(net.model(), *free_data.mnist(), {"first": ("block2",)}, recipe)
+
+
 def watch_transformer(person: int = 0, steps: int = 100) -> Task:
     """The pretrained transformer meets a person; `first`: the embedding and block 1 apart.
 
@@ -137,6 +148,7 @@ TASKS: Mapping[str, Callable[[], Task]] = {
     "mnist_inverted": mnist_inverted,
     "mnist_deep_mlp": mnist_deep_mlp,
     "mnist_mlp": mnist_mlp,
+    "mnist_mobilenet": mnist_mobilenet,
     "watch_transformer": watch_transformer,
     "watch_mobilenet": watch_mobilenet,
 }

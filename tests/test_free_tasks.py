@@ -10,9 +10,12 @@ import onnx
 import pytest
 from free_data import HELD_OUT_PEOPLE, rotate, watch_pretraining
 from free_runs import accuracy
+from free_small import SMALL
 from free_tasks import DATA, TASKS, Task, shipped, watch_mobilenet, watch_transformer
 
+from edgetrain.compiler import reference
 from edgetrain.compiler.cut import CutFinder
+from edgetrain.compiler.grad import grad
 from edgetrain.compiler.normalise import normalise
 
 BATCH = 4
@@ -25,6 +28,7 @@ FACTS = {
     "mnist_inverted": (26_826, 1000, 2000, (0.02, 0.15)),
     "mnist_deep_mlp": (167_818, 8000, 2000, (0.0, 0.2)),
     "mnist_mlp": (101_770, 8000, 2000, (0.0, 0.2)),
+    "mnist_mobilenet": (63_490, 8000, 2000, (0.0, 0.2)),
     "watch_transformer": (104_263, 270, 263, (0.80, 0.90)),
     "watch_mobilenet": (59_767, 270, 263, (0.80, 0.90)),
 }
@@ -33,6 +37,23 @@ FACTS = {
 @pytest.fixture(scope="module", params=TASKS)
 def named(request: pytest.FixtureRequest) -> tuple[str, Task]:
     return request.param, TASKS[request.param]()
+
+
+def learned(task: Task) -> int:
+    """How many numbers are trained; statistics are not."""
+    weights = normalise(task.model, batch=BATCH).weights
+    return sum(value.size for name, value in weights.items() if "running" not in name)
+
+
+def check_cuts(task: Task) -> None:
+    """They are valid, and one tensor crosses each."""
+    program = normalise(task.model, batch=BATCH)
+    finder = CutFinder(program, program.weights)
+    offered = {cut.name for cut in finder.valid()}
+    for names in task.cuts.values():
+        cuts = [finder.named(tensor) for tensor in names]
+        assert [cut.name for cut in cuts] == list(names)
+        assert offered.issuperset(names)
 
 
 def test_every_task_has_its_facts() -> None:
@@ -62,17 +83,9 @@ def test_the_models_start_where_they_should(named: tuple[str, Task]) -> None:
 
 
 def test_the_cuts_are_valid(named: tuple[str, Task]) -> None:
-    """One tensor crosses each, and each stage has weights."""
     name, task = named
-    program = normalise(task.model, batch=BATCH)
-    learned = [w.size for key, w in program.weights.items() if "running" not in key]
-    assert sum(learned) == FACTS[name][0]
-    finder = CutFinder(program, program.weights)
-    offered = {cut.name for cut in finder.valid()}
-    for names in task.cuts.values():
-        cuts = [finder.named(tensor) for tensor in names]
-        assert [cut.name for cut in cuts] == list(names)
-        assert offered.issuperset(names)
+    assert learned(task) == FACTS[name][0]
+    check_cuts(task)
 
 
 @pytest.mark.parametrize("make", [watch_transformer, watch_mobilenet])
@@ -88,6 +101,21 @@ def test_the_watches_meet_people_they_have_not_seen(make: Callable[[int], Task])
 def test_normalization_is_shipped_apart_from_convolutions() -> None:
     ops = Counter(node.op_type for node in shipped("watch_mobilenet").graph.node)
     assert ops["BatchNormalization"] == ops["Conv"] == 17
+
+
+@pytest.mark.parametrize("make", SMALL.values(), ids=SMALL)
+def test_the_small_networks_are_small_and_every_weight_matters(
+    make: Callable[[], Task],
+) -> None:
+    task = make()
+    assert learned(task) < 2000
+    check_cuts(task)
+    x, labels = task.train
+    exact = grad(task.model, loss="softmax_cross_entropy", batch=len(x))
+    values = reference.run(exact, {"x": x, "labels": labels})
+    gradients = {name: value for name, value in values.items() if "gradient/" in name}
+    assert len(gradients) >= 8
+    assert all(np.abs(value).max() > 1e-4 for value in gradients.values())
 
 
 def test_what_is_shipped_is_small_and_stands_alone() -> None:
