@@ -16,6 +16,7 @@ ASSET = Path(__file__).resolve().parent.parent / "coordinator" / "assets" / "dig
 DIGITS_TRAIN = 1400
 MNIST_PRETRAIN, MNIST_TRAIN = 7000, 8000  # ends: 7,000 to pretrain, 1,000 to adapt
 ROTATION_DEGREES = 45.0
+MNIST_MEAN, MNIST_DEVIATION = np.float32(0.1307), np.float32(0.3081)
 HELD_OUT_PEOPLE = (0, 4, 8)
 
 
@@ -30,6 +31,10 @@ class Samples(NamedTuple):
 
     def flat(self) -> Samples:
         return Samples(self.x.reshape(len(self.x), -1), self.labels)
+
+    def standardised(self) -> Samples:
+        """Pixels of MNIST with mean 0 and deviation 1."""
+        return Samples((self.x - MNIST_MEAN) / MNIST_DEVIATION, self.labels)
 
     def rotated(self, degrees: float = ROTATION_DEGREES) -> Samples:
         return Samples(rotate(self.x, degrees), self.labels)

@@ -102,9 +102,9 @@ def mnist_deep_mlp(steps: int = 1000) -> Task:
 def mnist_mlp(steps: int = 400) -> Task:
     """784-128-10 from scratch, its first layer large: what tensor trains compress.
 
-    10 -> 93.5.
+    10 -> 94.3; with the first layer frozen 81.3, after 2,000 steps 87.1.
     """
-    train, test = (part.flat() for part in free_data.mnist())
+    train, test = (part.flat().standardised() for part in free_data.mnist())
     return Task(mlp((784, 128, 10)), train, test, {"last": ("relu1",)}, adam(steps, 64))
 
 
