@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import onnx
 
+from coordinator.calibration import calibrate, is_fresh
 from coordinator.data import RunData, fit_run_data, label_spec, read_run_data
 from coordinator.pipeline_loop import Weights, merged
 from edgetrain.bundle import Bundle
@@ -31,7 +32,7 @@ from edgetrain.losses import with_mean_weight
 from edgetrain.manifest import Mode
 from edgetrain.optimizer_spec import LRSpec, OptimizerSpec
 from edgetrain.sample_check import LabelSpec
-from edgetrain.train_config import TrainConfig
+from edgetrain.train_config import AUTO, TrainConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ def prepare(config: RunConfig) -> Job:
     (program, trains), trainable = _trained_form(file_program, config)
     labels = labels_for(config.model, program)
     data = fit_run_data(data, program.inputs, labels, batch_size=config.train.batch_size)
+    program = _with_statistics(program, config, data)
     files = (model_sha256(path), has_data_files(path))
     job = Job(
         config, original, file_program, program, trainable, labels, data, *files, trains
@@ -132,6 +134,25 @@ def prepare(config: RunConfig) -> Job:
     if not config.mentions("hybrid"):
         job.compile((), (Mode.VJP,))  # an op without a rule is better known now
     return job
+
+
+def _with_statistics(program: Program, config: RunConfig, data: RunData) -> Program:
+    """With statistics of the data where a stage needs them and the file has none yet."""
+    fixed = config.train.batchnorm == "frozen" or config.gradients - {AUTO, Mode.VJP}
+    if not fixed or not is_fresh(program):
+        return program
+    if data.train is None:
+        remark = (
+            "The model's BatchNormalization has never seen data, and a stage is to use its"
+            " statistics as they are: train a few steps with exact gradients first."
+        )
+        return replace(program, remarks=(*program.remarks, remark))
+    remark = (
+        "The model's BatchNormalization had never seen data: its statistics were taken from"
+        " the training samples before the first step."
+    )
+    program = calibrate(program, data.train)
+    return replace(program, remarks=(*program.remarks, remark))
 
 
 def _settle_microbatches(config: RunConfig, program: Program) -> tuple[RunConfig, Program]:

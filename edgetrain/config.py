@@ -228,10 +228,15 @@ class RunConfig(Section, frozen=True):
 
     def mentions(self, gradient: str) -> bool:
         """Whether a device or a stage is to obtain its gradients that way."""
+        return gradient in self.gradients
+
+    @property
+    def gradients(self) -> frozenset[str]:
+        """All the words for a gradient mode, of stages and of simulated devices."""
         asked = self.train.gradient
         words = [asked] if isinstance(asked, str) else list(asked)
         words += list(asked.values()) if isinstance(asked, dict) else []
-        return gradient in (*words, *(device.gradient for device in self.fleet.simulate))
+        return frozenset((*words, *(device.gradient for device in self.fleet.simulate)))
 
     def __post_init__(self) -> None:
         pin = self.plan.pin

@@ -187,6 +187,7 @@ class Stage:
             np.copyto(self.parameters.weights, before)
         self.parameters.gradient[...] = 0
         self.parameters.begin_step()
+        self._estimator.forget()
         return Trial(Timing(min(forwards), min(backwards)), results)
 
     def _made_up_arriving(self) -> Arrays:

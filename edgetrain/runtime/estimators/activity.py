@@ -18,7 +18,7 @@ from edgetrain.runtime.estimators.control_variate import (
     elements_of,
     rows_of,
 )
-from edgetrain.runtime.estimators.noise import NoiseKey, normal
+from edgetrain.runtime.estimators.noise import NoiseKey, signs
 from edgetrain.runtime.estimators.segments import Noise, Seen, Segments, masked
 
 Array = npt.NDArray[np.float32]
@@ -45,12 +45,12 @@ class Draw:
 class Activity:
     """Activity-perturbed gradients of the layers before a stage's exact end.
 
-    With noise v ~ N(0, 1) at the output z of each layer, t the tangent it causes at the
-    stage's end and c the cotangent there, every sample b has a slope s_b = <c_b, t_b>, and
-    s_b v_b is an unbiased estimate of the cotangent of z_b: E[v v'] = 1, and the layers'
-    noise is independent. The weights' gradient is its contraction with the layer's input.
-    Noise is not used where the rectifier after z passes nothing. The tangent is exact (form
-    ``"jvp"``), or a central difference of two forwards (``"forward"``).
+    With noise v, each element 1 or -1, at the output z of each layer, t the tangent that it
+    causes at the stage's end and c the cotangent there, every sample b has a slope s_b =
+    <c_b, t_b>, and s_b v_b is an unbiased estimate of the cotangent of z_b: E[v v'] = 1,
+    and the layers' noise is independent. The weights' gradient is its contraction with the
+    layer's input. Noise is not used where the rectifier after z passes nothing. The tangent
+    is exact (form ``"jvp"``), or a central difference of two forwards (``"forward"``).
 
     Two things make it less noisy: a layer whose places are felt within a cone at the
     stage's end uses the slope of that cone alone; and dense layers have a learned
@@ -104,14 +104,20 @@ class Activity:
             return self._estimate(unit, drawn, draws, slopes, source)
 
         def learn(unit: Unit, values: Arrays) -> None:
-            rows = [self._rows(masked(unit, values, v)) for v in noise.pop(unit.name)]
-            self._learn(unit, rows, draws, cotangents)
+            drawn = noise.pop(unit.name)
+            if self._variate is not None and unit.name in self._variate:
+                rows = [self._rows(masked(unit, values, v)) for v in drawn]
+                self._learn(self._variate, unit, rows, draws, cotangents)
 
         self._segments.contract(stash, cotangent, cotangents, learn)
         found = {unit.name: cotangent(unit) for unit in self._inputs}
         for unit in self._inputs:
             learn(unit, {})
         return found
+
+    def forget(self) -> None:
+        """Drop what the control variate has learned."""
+        self._variate = None
 
     def _independent(self, cotangents: Iterable[Array]) -> int:
         """The microbatch's samples, if all tensors begin with them; else there is one."""
@@ -203,15 +209,13 @@ class Activity:
 
     def _learn(
         self,
+        variate: ControlVariate,
         unit: Unit,
         noise: Sequence[Array],
         draws: Sequence[Draw],
         cotangents: Arrays,
     ) -> None:
         """Improve the unit's guess by what the noise did."""
-        variate = self._variate
-        if variate is None or unit.name not in variate:
-            return
         pairs = []
         for v, draw in zip(noise, draws, strict=True):
             ends = [draw.tangents.get(n, np.zeros_like(c)) for n, c in cotangents.items()]
@@ -230,9 +234,7 @@ class Activity:
 
     def _noise(self, tick: Tick, unit: Unit, k: int) -> Array:
         layer = self._layers[unit.name]
-        return normal(
-            NoiseKey(self._seed, tick.step, tick.microbatch, layer, k), unit.shape
-        )
+        return signs(NoiseKey(self._seed, tick.step, tick.microbatch, layer, k), unit.shape)
 
 
 def _noisy_inputs(manifest: Manifest) -> tuple[Unit, ...]:

@@ -54,6 +54,10 @@ class Estimator(Protocol):
         """
         ...
 
+    def forget(self) -> None:
+        """Be as new: drop what was kept and what was learned beside the weights."""
+        ...
+
     @property
     def stash_bytes(self) -> int:
         """Bytes kept for backwards that are still to come."""

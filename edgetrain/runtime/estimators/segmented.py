@@ -40,6 +40,10 @@ class Segmented:
         self._stash[tick] = {name: values[name] for name in self._kept}
         return {spec.name: values[spec.name] for spec in self._manifest.sends}
 
+    def forget(self) -> None:
+        """See `Estimator.forget`."""
+        self._stash.clear()
+
     @property
     def stash_bytes(self) -> int:
         """See `Estimator.stash_bytes`."""

@@ -78,6 +78,9 @@ class WeightNoise:
         self._estimate_gradient(tick, stash, cotangents)
         return self._estimate_upstream(tick, stash, cotangents)
 
+    def forget(self) -> None:
+        """There is nothing that was learned."""
+
     def _estimate_gradient(self, tick: Tick, stash: Arrays, cotangents: Arrays) -> None:
         """One scalar a tangent for all estimated weights together."""
         for weight in self._estimated.values():
