@@ -102,6 +102,37 @@ def test_the_engine_takes_no_more_than_predicted_and_hardly_less(cut, keep):
             assert found.tensor_bytes <= found.engine_bytes
 
 
+@pytest.mark.parametrize("batch_statistics", [True, False])
+def test_no_gradient_waits_for_all_cotangents(batch_statistics):
+    """Those of scale and bias end in a Reshape of a Reshape, which must stay two."""
+    made = normalise(conv_chain(norm=True), batch=4)
+    recipe = Recipe(
+        select_trainable(made, "all"),
+        "softmax_cross_entropy",
+        (Mode.VJP,),
+        batch_statistics=batch_statistics,
+    )
+    (bundle,) = compile_stages(made, [], recipe)
+    spec = bundle.manifest.graphs[GraphName.LOSS]
+    found = ENGINE.measure(bundle.graphs[GraphName.LOSS], spec)
+    assert found.tensor_bytes <= spec.peak_bytes
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_gradient_ends_in_what_the_engine_exchanges(name):
+    """It puts a Transpose after a Reshape in place of a Reshape after a Transpose."""
+    for bundle in compiled(name, 0, Keep.LEAST):
+        for graph, spec in bundle.manifest.graphs.items():
+            nodes = onnx.load_from_string(bundle.graphs[graph]).graph.node
+            makers = {out: node for node in nodes for out in node.output}
+            for port in spec.ports(Role.GRADIENT):
+                end = makers[port.name]
+                before = makers.get(end.input[0])
+                assert not (
+                    end.op_type == "Reshape" and before and before.op_type == "Transpose"
+                )
+
+
 @cache
 def compiled(name: str, position: int, keep: Keep) -> list[Bundle]:
     recipe = Recipe(
