@@ -54,6 +54,8 @@ class DeviceRow:
         predicted_s, measured_s: computing for one step.
         predicted_memory_bytes, measured_memory_bytes: at the peak, by the tensors that the
             runtime holds; the prediction also has what one graph gives while it runs.
+        predicted_activation_bytes, measured_activation_bytes: of activations alone, and
+            with what the running graph needs.
     """
 
     device: str
@@ -66,6 +68,8 @@ class DeviceRow:
     measured_s: float | None = None
     predicted_memory_bytes: int | None = None
     measured_memory_bytes: int | None = None
+    predicted_activation_bytes: int | None = None
+    measured_activation_bytes: int | None = None
 
 
 HEADINGS: Final = (
@@ -78,6 +82,7 @@ HEADINGS: Final = (
     "step (predicted)",
     "memory (predicted)",
 )
+WIDE_HEADINGS: Final = (*HEADINGS, "activations (predicted)")  # where there is the room
 
 
 def cells(row: DeviceRow) -> tuple[str, ...]:
@@ -94,6 +99,12 @@ def cells(row: DeviceRow) -> tuple[str, ...]:
             bytes_text(row.measured_memory_bytes), bytes_text(row.predicted_memory_bytes)
         ),
     )
+
+
+def wide_cells(row: DeviceRow) -> tuple[str, ...]:
+    """A row as text, one cell for each of `WIDE_HEADINGS`."""
+    measured = bytes_text(row.measured_activation_bytes)
+    return (*cells(row), _beside(measured, bytes_text(row.predicted_activation_bytes)))
 
 
 def count_text(count: float) -> str:

@@ -105,6 +105,8 @@ class Recorder:
                     measured_s=totals.compute_s / totals.steps if totals.steps else None,
                     predicted_memory_bytes=stage.predicted_memory_bytes,
                     measured_memory_bytes=totals.memory_peak_bytes or None,
+                    predicted_activation_bytes=stage.predicted_activation_bytes or None,
+                    measured_activation_bytes=totals.activation_peak_bytes or None,
                 )
             )
         return rows

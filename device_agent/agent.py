@@ -13,6 +13,8 @@ from typing import Final, NamedTuple
 from device_agent.data import Dataset, LocalSource
 from edgetrain.bundle import MAX_BUNDLE_BYTES, Bundle, sha256
 from edgetrain.errors import BundleError, EdgeTrainError, TransportError, WireError
+from edgetrain.runtime.activation import measured
+from edgetrain.runtime.activation_forecast import activation_bytes
 from edgetrain.runtime.choice import choose
 from edgetrain.runtime.engines.base import Engine
 from edgetrain.runtime.outbox import Outbox
@@ -206,10 +208,12 @@ class Agent:
                 seed=deploy.seed,
             )
 
+        activations = activation_bytes(manifest, peak)
+        bundle = measured(bundle, self._equipment.engine)
         stage, timing = choose(bundle, self._equipment.hello.block, make)
         self._start(deploy, stage, key)
         ids = (deploy.run, deploy.epoch, deploy.stage)
-        return Ready(*ids, timing.forward_s, timing.backward_s, needed)
+        return Ready(*ids, timing.forward_s, timing.backward_s, needed, activations)
 
     def _check_memory(self, needed: int) -> None:
         limit = self._equipment.hello.memory_bytes

@@ -87,9 +87,12 @@ class Port(msgspec.Struct, frozen=True):
 
 
 class GraphSpec(msgspec.Struct, frozen=True):
+    """A graph from outside: its ports, its hash, and what a run takes beside its inputs."""
+
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     sha256: str
+    peak_bytes: int = 0  # temporaries and outputs at once, gradients apart; 0: not known
 
     def ports(self, role: Role) -> Iterator[Port]:
         """Its outputs, then its inputs, that have the role."""

@@ -17,6 +17,7 @@ from edgetrain.estimator_spec import WEIGHTS
 from edgetrain.losses import hit_share
 from edgetrain.manifest import SEGMENTED, GraphName, Manifest, Mode, Role
 from edgetrain.optimizer_spec import OptimizerSpec
+from edgetrain.runtime.activation import Meter, MeteredEngine
 from edgetrain.runtime.engines.base import Engine
 from edgetrain.runtime.estimators.backprop import Backprop
 from edgetrain.runtime.estimators.base import Arrays, Backward, Estimator, Tick
@@ -91,6 +92,8 @@ class Stage:
     ) -> None:
         self.manifest: Manifest = bundle.manifest
         self.parameters = Parameters(bundle)
+        self._meter = Meter()
+        engine = MeteredEngine(engine, self._meter)
         self._microbatches = microbatches
         self._spec = optimizer
         self._optimizer = make(optimizer, bundle.manifest.trainable_elements)
@@ -116,14 +119,23 @@ class Stage:
         elements += optimizer_states(self._spec) * self.manifest.trainable_elements
         return self.parameters.nbytes + 4 * elements + self.stash_bytes
 
+    def take_activation_peak(self) -> int:
+        """The most bytes of activations at once since this was asked last.
+
+        Of what the stage was given, what it keeps and gives, and what its graphs need.
+        """
+        return self._meter.take_peak()
+
     def forward(self, tick: Tick, activations: Arrays) -> Arrays:
         """Activations received to activations sent."""
+        self._meter.note(activations.values())
         if tick.microbatch == 0:
             self.parameters.begin_step()
         return self._estimator.forward(tick, activations)
 
     def backward(self, tick: Tick, arriving: Arrays) -> Backward:
         """Cotangents (at the last stage: labels) to cotangents for upstream."""
+        self._meter.note(arriving.values())
         return self._estimator.backward(tick, arriving)
 
     def square_sum(self) -> float:

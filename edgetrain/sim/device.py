@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgetrain.manifest import GraphSpec
-from edgetrain.runtime.engines.base import Array, Engine, LoadedGraph
+from edgetrain.runtime.engines.base import Array, Engine, LoadedGraph, Measuring, Seen
 
 
 class SlowedEngine:
@@ -34,6 +34,11 @@ class SlowedEngine:
     ) -> LoadedGraph:
         """See `Engine.load`."""
         return _SlowedGraph(self._engine.load(graph, spec, held), self._speed, self._sleep)
+
+    def measure(self, graph: bytes, spec: GraphSpec) -> Seen | None:
+        """See `Measuring.measure`."""
+        engine = self._engine
+        return engine.measure(graph, spec) if isinstance(engine, Measuring) else None
 
 
 class _SlowedGraph:

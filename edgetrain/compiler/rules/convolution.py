@@ -195,8 +195,8 @@ def _depthwise(g: GraphBuilder, padded: str, dy: str, c: Correlation) -> str:
         product = g("Mul", c.window.tap(g, padded, offset), dy)
         parts.append(sum_axes(g, product, positions))
     sums = reshape(g, g("Concat", *parts, axis=0), (len(parts), c.batch, c.channels))
-    total = g("Transpose", sum_axes(g, sums, [1]), perm=[1, 0])
-    return reshape(g, total, c.weight_shape)
+    shape = (*c.window.kernel, *c.weight_shape[:2])
+    return _taps_innermost(g, reshape(g, sum_axes(g, sums, [1]), shape), c)
 
 
 def _depthwise_channels_last(g: GraphBuilder, padded: str, dy: str, c: Correlation) -> str:

@@ -101,6 +101,7 @@ class Activity:
         def cotangent(unit: Unit) -> Array:
             drawn = [self._noise(tick, unit, k) for k in range(len(draws))]
             noise[unit.name] = drawn
+            self._segments.note(*drawn)
             return self._estimate(unit, drawn, draws, slopes, source)
 
         def learn(unit: Unit, values: Arrays) -> None:
@@ -166,6 +167,7 @@ class Activity:
 
         def still(unit: Unit) -> Array:
             kept[unit.name] = noise(unit)
+            self._segments.note(kept[unit.name])
             return np.zeros_like(kept[unit.name])
 
         self._segments.push(stash, still, {}, account)

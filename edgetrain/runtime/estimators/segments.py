@@ -9,7 +9,7 @@ import numpy as np
 
 from edgetrain.bundle import Bundle
 from edgetrain.manifest import GraphName, Manifest, Role, Unit
-from edgetrain.runtime.engines.base import Array, Engine, LoadedGraph
+from edgetrain.runtime.engines.base import Array, Counting, Engine, LoadedGraph
 from edgetrain.runtime.estimators.base import Arrays
 from edgetrain.runtime.parameters import Parameters, Vector
 
@@ -40,6 +40,7 @@ class Segments:
     """
 
     def __init__(self, bundle: Bundle, engine: Engine, parameters: Parameters) -> None:
+        self._engine = engine
         self._specs = bundle.manifest.graphs
         self._segments = bundle.manifest.segments
         self._ends = frozenset(ends_of(bundle.manifest))
@@ -56,9 +57,15 @@ class Segments:
         """All units that are perturbed or given a cotangent, in order."""
         return tuple(unit for segment in self._segments for unit in segment.units)
 
+    def note(self, *arrays: Array) -> None:
+        """Let what is held beside the segments' own values be counted."""
+        if isinstance(self._engine, Counting):
+            self._engine.note(arrays)
+
     def holding(self, parameters: Parameters, weights: Vector) -> Segments:
         """The same graphs on other weights."""
         other = object.__new__(Segments)
+        other._engine = self._engine
         other._specs, other._segments = self._specs, self._segments
         other._ends = self._ends
         other._graphs = {
