@@ -119,6 +119,7 @@ class GraphBuilder:
 
     Attributes:
         block: channels in a block of the engine's own layout; 0: portable graphs only.
+        lean: where a rule has two forms, the one with the smaller temporaries is wanted.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class GraphBuilder:
         block: int = 0,
     ) -> None:
         self.block = block
+        self.lean = False
         self.nodes: list[Node] = []
         self._makers: dict[str, Node] = {}
         self._values = dict(values)

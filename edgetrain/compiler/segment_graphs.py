@@ -169,6 +169,7 @@ class SegmentGraphs:
     ) -> bool:
         """Values and gradients, from the cotangents of the units or of the ends."""
         g = self._fresh.fork()
+        g.lean = True
         nodes = prepare(g, self._nodes[stretch.start : stretch.stop])
         for node in nodes:
             g.append(node)

@@ -28,6 +28,8 @@ FEW_CHANNELS: Final = 8
 # gradient is faster with channels last.
 SMALL_MAP: Final = 14
 MANY_TAPS: Final = 25
+# Where memory counts more than time, the batch is taken in so many parts.
+LEAN_PARTS: Final = 4
 # An image of at most so many elements, with at least so many channels on both sides, is
 # too small for a product a sample.
 SMALL_IMAGE: Final = 64
@@ -89,10 +91,22 @@ def conv_dw(g: GraphBuilder, image: str, dy: str, c: Correlation) -> str:
     channels last. With few input channels these products are too thin, so all taps are
     stacked into one. Grouped, and 1x1: products batched over N, summed over N. Depthwise:
     element-wise products and sums, since a matrix product would compute all pairs of
-    channels to keep the diagonal.
+    channels to keep the diagonal. Lean: a product a tap and sample, which is slower but
+    holds no second copy of dy and one tap of a part of the images at a time.
     """
-    few = c.channels <= FEW_CHANNELS
-    if c.groups == 1 and not c.window.points and not few:
+    size = c.batch // LEAN_PARTS
+    if not g.lean or size * LEAN_PARTS != c.batch or size == 0:
+        return _dw(g, image, dy, c)
+    part = replace(c, batch=size)
+    ends = [(n, n + size) for n in range(0, c.batch, size)]
+    cuts = [(g.ints(a), g.ints(b), g.ints(0)) for a, b in ends]
+    parts = [_dw(g, g("Slice", image, *at), g("Slice", dy, *at), part) for at in cuts]
+    return add_all(g, *parts) or parts[0]
+
+
+def _dw(g: GraphBuilder, image: str, dy: str, c: Correlation) -> str:
+    few = c.channels <= FEW_CHANNELS and not g.lean
+    if c.groups == 1 and not c.window.points and not few and not g.lean:
         return _joined(g, image, dy, c)
     padded = c.window.padded(g, image)
     if c.depthwise:

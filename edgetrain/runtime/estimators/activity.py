@@ -23,7 +23,7 @@ from edgetrain.runtime.estimators.segments import Noise, Seen, Segments, masked
 
 Array = npt.NDArray[np.float32]
 
-STEP: Final = 1e-2
+STEP: Final = 1e-3
 UPSTREAM_LAYER: Final = 1 << 16  # noise of activations, apart from that of any layer
 
 
