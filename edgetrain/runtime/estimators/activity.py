@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -92,22 +92,15 @@ class Activity:
             self._draw(tick, k, stash, cotangents, source)
             for k in range(self._spec.tangents if self._noisy else 0)
         ]
-        slopes = [
-            [c * d.tangents[n] for n, c in cotangents.items() if n in d.tangents]
-            for d in draws
-        ]
-        noise: dict[str, list[Array]] = {}
 
         def cotangent(unit: Unit) -> Array:
-            drawn = [self._noise(tick, unit, k) for k in range(len(draws))]
-            noise[unit.name] = drawn
-            self._segments.note(*drawn)
-            return self._estimate(unit, drawn, draws, slopes, source)
+            drawn = self._redrawn(tick, unit, len(draws))
+            return self._estimate(unit, drawn, draws, cotangents, source)
 
         def learn(unit: Unit, values: Arrays) -> None:
-            drawn = noise.pop(unit.name)
             if self._variate is not None and unit.name in self._variate:
-                rows = [self._rows(masked(unit, values, v)) for v in drawn]
+                drawn = self._redrawn(tick, unit, len(draws))
+                rows = (self._rows(masked(unit, values, v)) for v in drawn)
                 self._learn(self._variate, unit, rows, draws, cotangents)
 
         self._segments.contract(stash, cotangent, cotangents, learn)
@@ -132,16 +125,13 @@ class Activity:
         """Push one draw of noise through the stage."""
         variate = self._variate_for(source)
         draw = Draw({}, np.zeros(self._samples, np.float32), np.zeros_like(source))
-        drawn: dict[str, Array] = {}
 
         def noise(unit: Unit) -> Array:
-            drawn[unit.name] = self._noise(tick, unit, k)
-            return drawn[unit.name]
+            return self._noise(tick, unit, k)
 
         def account(unit: Unit, values: Arrays) -> None:
-            v = drawn.pop(unit.name)
             if variate is not None and unit.name in variate:
-                rows = self._rows(masked(unit, values, v))
+                rows = self._rows(masked(unit, values, noise(unit)))
                 draw.explained += (variate.guess(unit.name, source) * rows).sum(axis=1)
                 draw.predicted += variate.predicted(unit.name, rows)
 
@@ -163,47 +153,55 @@ class Activity:
         ends: Arrays,
     ) -> Arrays:
         """The tangents as central differences of plain forwards."""
-        kept: dict[str, Array] = {}
 
         def still(unit: Unit) -> Array:
-            kept[unit.name] = noise(unit)
-            self._segments.note(kept[unit.name])
-            return np.zeros_like(kept[unit.name])
+            return np.zeros_like(noise(unit))
 
         self._segments.push(stash, still, {}, account)
-        ahead, behind = (self._moved(stash, upstream, kept, size) for size in (STEP, -STEP))
+        ahead, behind = (
+            self._moved(stash, upstream, noise, size) for size in (STEP, -STEP)
+        )
         return {name: (ahead[name] - behind[name]) / np.float32(2 * STEP) for name in ends}
 
-    def _moved(self, stash: Arrays, upstream: Arrays, noise: Arrays, size: float) -> Arrays:
+    def _moved(self, stash: Arrays, upstream: Arrays, noise: Noise, size: float) -> Arrays:
         """What the stage makes with so much of the noise added."""
         values = {
-            n: x + size * upstream[n] if n in upstream else x for n, x in stash.items()
+            n: x + np.float32(size) * upstream[n] if n in upstream else x
+            for n, x in stash.items()
         }
 
         def shifted(unit: Unit) -> Array:
-            return np.asarray(size * noise[unit.name], np.float32)
+            moved = noise(unit)
+            moved *= np.float32(size)
+            return moved
 
         return self._segments.push(values, shifted, {}).values
 
     def _estimate(
         self,
         unit: Unit,
-        noise: Sequence[Array],
+        noise: Iterable[Array],
         draws: Sequence[Draw],
-        slopes: Sequence[Sequence[Array]],
+        cotangents: Arrays,
         source: Array,
     ) -> Array:
         """The estimated cotangent of what a unit makes."""
         total = np.zeros(unit.shape, np.float32)
         variate = self._variate_for(source)
         guessed = variate is not None and unit.name in variate
-        for v, draw, slope in zip(noise, draws, slopes, strict=True):
+        for v, draw in zip(noise, draws, strict=True):
+            slope = [
+                c * draw.tangents[n] for n, c in cotangents.items() if n in draw.tangents
+            ]
             if unit.cone and not guessed and len(slope) == 1 and self._samples > 1:
-                total += felt(unit, slope[0]).astype(np.float32) * v
+                v *= felt(unit, slope[0])
+                total += v
                 continue
             parts = [s.reshape(self._samples, -1).sum(axis=1) for s in slope]
             scalar = sum(parts, np.zeros(self._samples, np.float32)) - draw.explained
-            total += (scalar[:, None] * self._rows(v)).reshape(unit.shape)
+            rows = self._rows(v)
+            rows *= scalar[:, None]
+            total += v
         total /= np.float32(len(draws))
         if variate is not None and guessed:
             total += variate.guess(unit.name, source).reshape(unit.shape)
@@ -213,15 +211,16 @@ class Activity:
         self,
         variate: ControlVariate,
         unit: Unit,
-        noise: Sequence[Array],
+        noise: Iterable[Array],
         draws: Sequence[Draw],
         cotangents: Arrays,
     ) -> None:
         """Improve the unit's guess by what the noise did."""
-        pairs = []
-        for v, draw in zip(noise, draws, strict=True):
+        errors = []
+        for draw in draws:
             ends = [draw.tangents.get(n, np.zeros_like(c)) for n, c in cotangents.items()]
-            pairs.append((rows_of(ends, self._samples) - draw.predicted, v))
+            errors.append(rows_of(ends, self._samples) - draw.predicted)
+        pairs = zip(errors, noise, strict=True)
         variate.learn(unit.name, pairs, self._samples * len(draws))
 
     def _variate_for(self, source: Array) -> ControlVariate | None:
@@ -233,6 +232,13 @@ class Activity:
 
     def _rows(self, array: Array) -> Array:
         return array.reshape(self._samples, -1)
+
+    def _redrawn(self, tick: Tick, unit: Unit, draws: int) -> Iterator[Array]:
+        """The noise of each draw in turn, none of it kept."""
+        for k in range(draws):
+            noise = self._noise(tick, unit, k)
+            self._segments.note(noise)
+            yield noise
 
     def _noise(self, tick: Tick, unit: Unit, k: int) -> Array:
         layer = self._layers[unit.name]
