@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from edgetrain.estimator_spec import EstimatorSpec
 from edgetrain.losses import LossOptions
+from edgetrain.segment import Segment
 from edgetrain.tensors import TensorSpec
 
 FORMAT: Final = 1
@@ -97,12 +98,16 @@ class GraphSpec(msgspec.Struct, frozen=True):
 
 
 class WeightSpec(msgspec.Struct, frozen=True):
-    """One weight in the flat float32 buffer, `offset` in elements."""
+    """One weight in the flat float32 buffer, `offset` in elements.
+
+    `layer` is its number in the whole model, which names its noise.
+    """
 
     name: str
     shape: tuple[int, ...]
     offset: int
     trainable: bool
+    layer: int = 0
 
     @property
     def elements(self) -> int:
@@ -122,47 +127,6 @@ class RunningStatistic(msgspec.Struct, frozen=True):
     variance: str
     momentum: float
     count: int
-
-
-class Unit(msgspec.Struct, frozen=True):
-    """A linear layer with its bias and normalisation: what noise is added after.
-
-    Attributes:
-        name: the value it makes.
-        shape: of that value.
-        mask: the value made of it by a rectifier, and the bound of that; empty: none.
-            Where it is at a bound, nothing reaches the unit.
-        cone: for each axis but the first, at which places of the stage's result each of
-            the unit's places is felt: the first and the last, a pair a place. An empty
-            axis: everywhere. Without axes: not known.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    mask: str = ""
-    bound: float = math.inf
-    cone: tuple[tuple[tuple[int, int], ...], ...] = ()
-
-
-class Segment(msgspec.Struct, frozen=True):
-    """A stretch of a stage that is run by itself, so that little is held at once.
-
-    Attributes:
-        units: perturbed, or given a cotangent, here; none where all is exact.
-        made: the values for the segments after it.
-        push: the graph ``N/push``: values, tangents and noise to values and tangents; or,
-            in the plain form, values and noise to values.
-        contract: the graph ``N/contract``: values and the units' cotangents to values and
-            gradients. Empty names: nothing is trained here.
-        exact: `contract` takes the cotangents of what the stage sends instead.
-    """
-
-    units: tuple[Unit, ...]
-    made: tuple[str, ...]
-    push: str
-    contract: str
-    exact: bool = False
 
 
 class FastPath(msgspec.Struct, frozen=True):
@@ -268,13 +232,16 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def lay_out(
-    weights: Mapping[str, tuple[int, ...]], trainable: frozenset[str]
+    weights: Mapping[str, tuple[int, ...]],
+    trainable: frozenset[str],
+    numbers: Mapping[str, int],
 ) -> tuple[tuple[WeightSpec, ...], int, int]:
     """Place weights in one flat buffer, trainable ones first, each on its own cache line.
 
     Args:
         weights: shape of each weight, in the order wanted.
         trainable: the names the optimizer updates.
+        numbers: of all weights in the whole model.
 
     Returns:
         The layout, the elements of its trainable part, and of the whole buffer.
@@ -283,7 +250,8 @@ def lay_out(
     trainable_elements = 0
     layout = []
     for name in sorted(weights, key=lambda name: name not in trainable):
-        spec = WeightSpec(name, tuple(weights[name]), offset, name in trainable)
+        kind = (tuple(weights[name]), offset, name in trainable)
+        spec = WeightSpec(name, *kind, numbers[name])
         layout.append(spec)
         offset += -(-max(1, spec.elements) // ALIGNMENT) * ALIGNMENT
         if spec.trainable:

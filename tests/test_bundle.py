@@ -172,7 +172,9 @@ SHAPES = st.dictionaries(
 def test_layout(shapes, data):
     """Aligned, trainable first, no two overlap, nothing beyond the end."""
     trainable = frozenset(name for name in shapes if data.draw(st.booleans()))
-    layout, trainable_elements, elements = lay_out(shapes, trainable)
+    layout, trainable_elements, elements = lay_out(
+        shapes, trainable, dict.fromkeys(shapes, 0)
+    )
     assert {spec.name: spec.shape for spec in layout} == shapes
     end = 0
     for spec in layout:
@@ -190,7 +192,7 @@ def test_layout(shapes, data):
 
 def test_views_share_the_buffer_and_not_each_other():
     shapes = {"a": (2, 3), "b": (), "c": (5,)}
-    layout, _, elements = lay_out(shapes, frozenset({"c"}))
+    layout, _, elements = lay_out(shapes, frozenset({"c"}), dict.fromkeys(shapes, 0))
     buffer = np.zeros(elements, np.float32)
     for number, spec in enumerate(layout, 1):
         view(buffer, spec)[...] = number

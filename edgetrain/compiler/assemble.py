@@ -28,10 +28,10 @@ from edgetrain.manifest import (
     Port,
     Role,
     RunningStatistic,
-    Segment,
     lay_out,
     view,
 )
+from edgetrain.segment import Segment
 from edgetrain.tensors import TensorSpec
 
 
@@ -194,7 +194,10 @@ class _Stage:
     def bundle(self) -> Bundle:
         program, part = self._owner.program, self._part
         shapes = {n: program.weights[n].shape for n in self._held}
-        layout, trainable_elements, elements = lay_out(shapes, frozenset(self._trained))
+        numbers = {name: number for number, name in enumerate(program.weights)}
+        layout, trainable_elements, elements = lay_out(
+            shapes, frozenset(self._trained), numbers
+        )
         weights = np.zeros(elements, np.float32)
         for spec in layout:
             view(weights, spec)[...] = program.weights[spec.name]

@@ -12,7 +12,8 @@ from edgetrain.compiler.segment_graphs import SegmentGraphs, Source
 from edgetrain.compiler.segments import layers_of, stretches
 from edgetrain.compiler.trainable import LINEAR_OPS, tail_weights
 from edgetrain.estimator_spec import ACTIVATIONS
-from edgetrain.manifest import GraphName, Mode, Segment
+from edgetrain.manifest import GraphName, Mode
+from edgetrain.segment import Segment
 
 
 class Division:
@@ -78,7 +79,7 @@ class Division:
         pushes = part.mode is not Mode.IDENTITY and part.estimator.noise == ACTIVATIONS
         if part.mode is not Mode.IDENTITY and not pushes:
             layers = tuple(x for x in layers if not x.weights.isdisjoint(tail))
-        source = Source(builder, part.nodes, self._ends, tuple(perturbed))
+        source = Source(builder, part.nodes, self._ends, tuple(perturbed), part.first)
         segments = SegmentGraphs(
             graphs, source, part.estimator, pushes=pushes and bool(self._ends)
         )

@@ -30,6 +30,7 @@ class Part:
         keep: what its forward hands to its backward.
         block: of the device's own layout, for a fast path; 0: portable graphs only.
         estimator: how gradients are estimated, where they are.
+        first: number of its first node in the whole model.
     """
 
     stage: int
@@ -47,6 +48,7 @@ class Part:
     keep: Keep = Keep.LEAST
     block: int = 0
     estimator: EstimatorSpec = DEFAULT
+    first: int = 0
 
     @cached_property
     def made(self) -> frozenset[str]:

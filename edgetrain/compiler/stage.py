@@ -138,6 +138,7 @@ def _parts(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Part]:
                 keep=recipe.keep,
                 block=recipe.blocks[stage] if recipe.blocks else 0,
                 estimator=recipe.estimator,
+                first=start,
             )
         )
     return parts

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgetrain.bundle import Bundle
-from edgetrain.manifest import GraphName, Manifest, Role, Unit
+from edgetrain.manifest import GraphName, Manifest, Role
 from edgetrain.runtime.engines.base import Array, Engine, LoadedGraph
 from edgetrain.runtime.estimators.base import Arrays
 from edgetrain.runtime.parameters import Parameters, Vector
+from edgetrain.segment import Unit
 
 Noise = Callable[[Unit], Array]
 Seen = Callable[[Unit, Arrays], None]
