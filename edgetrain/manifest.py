@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from edgetrain.estimator_spec import EstimatorSpec
 from edgetrain.losses import LossOptions
+from edgetrain.rays import Rays
 from edgetrain.segment import Segment
 from edgetrain.tensors import TensorSpec
 
@@ -63,11 +64,15 @@ class Mode(StrEnum):
     VJP = "vjp"
     IDENTITY = "identity"
     HYBRID = "hybrid"
+    FORWARD_GRADIENT = "forward_gradient"
+    SPSA = "spsa"
     FROZEN = "frozen"
 
 
+# The modes whose noise is carried on to the loss, through stages of the same mode.
+CARRYING: Final = frozenset((Mode.FORWARD_GRADIENT, Mode.SPSA))
 # The modes whose stages run segment by segment and never a backward graph.
-SEGMENTED: Final = frozenset((Mode.IDENTITY, Mode.HYBRID))
+SEGMENTED: Final = frozenset((Mode.IDENTITY, Mode.HYBRID)) | CARRYING
 
 
 class Port(msgspec.Struct, frozen=True):
@@ -164,6 +169,7 @@ class Manifest(msgspec.Struct, frozen=True):
         segments: in order, where gradients are estimated.
         skip: the received activation whose cotangent is that of what is sent (identity).
         estimator: how.
+        rays: what crosses the cuts besides, and comes back in place of cotangents.
     """
 
     model_sha256: str
@@ -188,6 +194,7 @@ class Manifest(msgspec.Struct, frozen=True):
     segments: tuple[Segment, ...] = ()
     skip: str = ""
     estimator: EstimatorSpec = EstimatorSpec()
+    rays: Rays = Rays()
     format: int = FORMAT
 
     @property
@@ -195,6 +202,11 @@ class Manifest(msgspec.Struct, frozen=True):
         """The graphs by their names in the bundle, those of the fast path too."""
         fast = self.fast.graphs if self.fast else {}
         return {**self.graphs, **{FAST + name: spec for name, spec in fast.items()}}
+
+    @property
+    def downstream(self) -> tuple[TensorSpec, ...]:
+        """All that a training forward sends."""
+        return self.sends if self.is_last else (*self.sends, *self.rays.made)
 
     @property
     def stash_bytes(self) -> int:
@@ -205,11 +217,14 @@ class Manifest(msgspec.Struct, frozen=True):
     def stashed(self) -> tuple[TensorSpec, ...]:
         """What is kept of a microbatch until it comes back.
 
-        Where gradients are exact, what their graph takes; else the activations received,
-        from which the stage is run again, and what the loss applies to.
+        Where gradients are exact, what their graph takes; else the activations received
+        from which the stage, or what learns of it, is run again, and what the loss applies
+        to, with its rays.
         """
         names: tuple[str, ...] = (GraphName.LOSS, GraphName.BACKWARD)
-        if self.mode in SEGMENTED:
+        if self.mode in CARRYING:
+            names = (GraphName.CRITERION, *(s.contract for s in self.segments))
+        elif self.mode in SEGMENTED:
             pushed = (name for s in self.segments for name in (s.push, s.contract))
             names = (GraphName.CRITERION, GraphName.FORWARD, *pushed)
         made = {name for segment in self.segments for name in segment.made}
@@ -220,7 +235,7 @@ class Manifest(msgspec.Struct, frozen=True):
             for port in self.graphs[name].inputs
             if port.role in (Role.ACTIVATION, Role.STASH) and port.name not in made
         }
-        return tuple(kept.values())
+        return (*kept.values(), *(self.rays.made if self.is_last else ()))
 
     @property
     def is_first(self) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edgetrain.bundle import Bundle, sha256
 from edgetrain.errors import BundleError
-from edgetrain.manifest import ALIGNMENT, Mode, WeightSpec, lay_out, view
+from edgetrain.manifest import ALIGNMENT, CARRYING, Mode, WeightSpec, lay_out, view
 from tests.stage_runs import compiled, finder
 
 FUZZ = settings(max_examples=150)
@@ -19,7 +19,8 @@ FUZZ = settings(max_examples=150)
 def bundle(name: str = "residual", mode: Mode = Mode.VJP) -> Bundle:
     """Of the middle of three stages: statistics, stash, both kinds of cotangent."""
     cuts = finder(name).valid()[:2]
-    return compiled(name, cuts, modes=[Mode.VJP, mode, Mode.VJP])[1]
+    modes = [Mode.FROZEN, mode, mode] if mode in CARRYING else [Mode.VJP, mode, Mode.VJP]
+    return compiled(name, cuts, modes=modes)[1]
 
 
 ENCODED = bundle().encode()

@@ -38,6 +38,7 @@ class Source:
         ends: the values whose cotangent the stage gets.
         perturbed: the received values that get noise or bring tangents with them.
         first: number of its first node in the whole model.
+        cones: where its layers are felt at its end is wanted.
     """
 
     builder: GraphBuilder
@@ -45,6 +46,7 @@ class Source:
     ends: tuple[str, ...]
     perturbed: tuple[str, ...] = ()
     first: int = 0
+    cones: bool = True
 
 
 class SegmentGraphs:
@@ -66,6 +68,7 @@ class SegmentGraphs:
         self._ends = source.ends
         self._spec = spec
         self._pushes = pushes
+        self._cones = source.cones and len(source.ends) == 1
         self._numbers = {
             name: source.first + index
             for index, node in enumerate(source.nodes)
@@ -103,7 +106,7 @@ class SegmentGraphs:
         if node is not None and node.op_type in _RECTIFIERS:
             mask, bound = _rectified(g, node)
         spread: Cone = ()
-        if len(self._ends) == 1:
+        if self._cones:
             spread = cone(g, self._nodes[layer.start :], layer.name, self._ends[0])
         spec = g.spec(layer.name)
         kind = (layer.name, spec.dtype, spec.shape)

@@ -13,9 +13,8 @@ from edgetrain.runtime.engines.base import LoadedGraph
 from edgetrain.runtime.estimators.base import Arrays, Tick
 from edgetrain.runtime.estimators.moved_weights import MovedWeights
 from edgetrain.runtime.estimators.noise import NoiseKey, normal
-from edgetrain.runtime.estimators.segments import Segments
+from edgetrain.runtime.estimators.segments import Segments, nothing
 from edgetrain.runtime.parameters import Parameters
-from edgetrain.segment import Unit
 
 Array = npt.NDArray[Any]
 
@@ -64,7 +63,7 @@ class WeightNoise:
 
     def __call__(self, tick: Tick, stash: Arrays, cotangents: Arrays) -> Arrays:
         """See `Activity`."""
-        self._segments.contract(stash, _nothing, cotangents)
+        self._segments.contract(stash, nothing, cotangents)
         self._estimate_gradient(tick, stash, cotangents)
         return self._estimate_upstream(tick, stash, cotangents)
 
@@ -115,10 +114,6 @@ class WeightNoise:
     def _noise(self, tick: Tick, layer: int, k: int, shape: tuple[int, ...]) -> Array:
         key = NoiseKey(self._seed, tick.step, tick.microbatch, layer, k)
         return normal(key, shape)
-
-
-def _nothing(unit: Unit) -> Array:
-    return np.zeros(unit.shape, unit.dtype)
 
 
 def _slopes(
