@@ -29,7 +29,7 @@ from edgetrain.compiler.values import value_table
 from edgetrain.config import ModelConfig, RunConfig
 from edgetrain.errors import ConfigError, GraphError
 from edgetrain.losses import with_mean_weight
-from edgetrain.manifest import Mode
+from edgetrain.manifest import CARRYING, Mode
 from edgetrain.optimizer_spec import LRSpec, OptimizerSpec
 from edgetrain.sample_check import LabelSpec
 from edgetrain.train_config import AUTO, TrainConfig
@@ -123,7 +123,8 @@ def prepare(config: RunConfig) -> Job:
         own_batch=config.train.microbatches is None,
     )
     config, file_program = _settle_microbatches(config, file_program)
-    (program, trains), trainable = _trained_form(file_program, config)
+    choice, file_program = _settle_trainable(config, file_program)
+    (program, trains), trainable = _trained_form(file_program, choice, config.train.seed)
     labels = labels_for(config.model, program)
     data = fit_run_data(data, program.inputs, labels, batch_size=config.train.batch_size)
     program = _with_statistics(program, config, data)
@@ -131,8 +132,7 @@ def prepare(config: RunConfig) -> Job:
     job = Job(
         config, original, file_program, program, trainable, labels, data, *files, trains
     )
-    if not config.mentions("hybrid"):
-        job.compile((), (Mode.VJP,))  # an op without a rule is better known now
+    _compile_early(job)
     return job
 
 
@@ -153,6 +153,15 @@ def _with_statistics(program: Program, config: RunConfig, data: RunData) -> Prog
     )
     program = calibrate(program, data.train)
     return replace(program, remarks=(*program.remarks, remark))
+
+
+def _compile_early(job: Job) -> None:
+    """Try it in one stage: an op without a rule is better known now."""
+    common = job.config.train.common_gradient
+    if common in CARRYING:
+        job.compile((), (Mode(common),))
+    elif not any(job.config.mentions(mode) for mode in ("hybrid", *CARRYING)):
+        job.compile((), (Mode.VJP,))
 
 
 def _settle_microbatches(config: RunConfig, program: Program) -> tuple[RunConfig, Program]:
@@ -191,13 +200,31 @@ def _own_batch_remark(train: TrainConfig, program: Program, count: int) -> str:
     return remark
 
 
-def _trained_form(program: Program, config: RunConfig) -> tuple[Compressed, frozenset[str]]:
+def _settle_trainable(
+    config: RunConfig, program: Program
+) -> tuple[str | tuple[str, ...], Program]:
+    """Which weights train where the run leaves it open, with a remark if it is not all."""
+    choice, mode = config.model.trainable, config.train.common_gradient
+    if choice is not None:
+        return choice, program
+    if mode not in CARRYING:
+        return "all", program
+    remark = (
+        f"[model] trainable is left out and all stages train by {mode!r}, which is the"
+        " noisier the more is trained: the last two linear layers train, and what follows"
+        " them. trainable = 'all' trains everything."
+    )
+    return "last:2", replace(program, remarks=(remark, *program.remarks))
+
+
+def _trained_form(
+    program: Program, choice: str | tuple[str, ...], seed: int
+) -> tuple[Compressed, frozenset[str]]:
     """The program to train and which of its weights."""
-    choice = config.model.trainable
     compression = parse(choice)
     if compression is None:
         return Compressed(program, ()), select_trainable(program, choice)
-    compressed = compress(program, compression, seed=config.train.seed)
+    compressed = compress(program, compression, seed=seed)
     return compressed, select_trainable(compressed.program, "all")
 
 

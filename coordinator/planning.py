@@ -220,9 +220,17 @@ class Planner:
         hello = self._hellos[name]
         mode, _ = self._mode(None, name)
         speed = self._speeds[name]
-        if mode is Mode.HYBRID:
-            speed *= (1 + BACKWARD_TO_FORWARD) / (1 + 2 * self._config.estimator.tangents)
+        speed *= (1 + BACKWARD_TO_FORWARD) / self._forwards(mode)
         return Device(name, speed, hello.memory_bytes, LINK_BYTES_PER_S)
+
+    def _forwards(self, mode: Mode) -> float:
+        """What a microbatch costs, in plain forwards: roughly, until it is measured."""
+        spec = self._config.estimator
+        return {
+            Mode.HYBRID: 1 + 2 * spec.tangents,
+            Mode.FORWARD_GRADIENT: 3 + 2 * spec.tangents,
+            Mode.SPSA: 1 + spec.sides * spec.tangents,
+        }.get(mode, 1 + BACKWARD_TO_FORWARD)
 
     def _mode(self, stage: int | None, name: str) -> tuple[Mode, str]:
         """The gradient mode of a device, and why."""

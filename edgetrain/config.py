@@ -42,7 +42,8 @@ class ModelConfig(Section, frozen=True):
         loss_options: what the loss is told; see `LossOptions`.
         trainable: ``"all"``, ``"last:N"``, or regular expressions of weight names;
             ``"tt:r=N"``: all, dense layers through tensor trains of rank N that begin at
-            random, or with ``",init=svd"`` at the file's weights.
+            random, or with ``",init=svd"`` at the file's weights. None: all, or
+            ``"last:2"`` where all stages train by ``forward_gradient`` or ``spsa``.
         output: the output the loss applies to; None: the model's only one.
         shapes: by input, its shape without the batch, where the file leaves it open and
             the data stays on a device; otherwise it is taken from the data.
@@ -54,7 +55,7 @@ class ModelConfig(Section, frozen=True):
     path: Path
     loss: str = "softmax_cross_entropy"
     loss_options: LossOptions = LossOptions()
-    trainable: str | tuple[str, ...] = "all"
+    trainable: str | tuple[str, ...] | None = None
     output: str | None = None
     shapes: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
     fixed: dict[str, float] = msgspec.field(default_factory=dict)
@@ -63,7 +64,8 @@ class ModelConfig(Section, frozen=True):
     def __post_init__(self) -> None:
         check_loss("[model] loss", self.loss, self.loss_options)
         require(
-            bool(self.trainable), "[model] trainable is empty: write 'all' to train all"
+            self.trainable is None or bool(self.trainable),
+            "[model] trainable is empty: write 'all' to train all",
         )
         for name, shape in self.shapes.items():
             require(

@@ -28,6 +28,9 @@ class EstimatorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             differences of plain forwards, for engines that run nothing else.
         control_variate: subtract a learned guess before multiplying by noise.
         upstream: return an estimated cotangent to the stage before.
+        sides: of a difference of forwards that noise is carried through to the loss by
+            (``forward_gradient``, ``spsa``): 2, moved along the noise and against it, is
+            unbiased up to the square of the step; 1 takes half the forwards.
     """
 
     tangents: int = 4
@@ -35,10 +38,12 @@ class EstimatorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     form: str = JVP
     control_variate: bool = True
     upstream: bool = True
+    sides: int = 2
 
     def __post_init__(self) -> None:
         choose("[estimator] noise", self.noise, NOISES)
         choose("[estimator] form", self.form, FORMS)
+        require(self.sides in (1, 2), f"[estimator] sides = {self.sides}: must be 1 or 2")
         require(
             1 <= self.tangents <= MAX_TANGENTS,
             f"[estimator] tangents = {self.tangents}: must be in 1 ... {MAX_TANGENTS}",

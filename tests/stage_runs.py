@@ -41,6 +41,7 @@ def compiled(  # noqa: PLR0913 - what a recipe has, each with a default
     modes: Sequence[Mode] = (),
     loss: str = "softmax_cross_entropy",
     estimator: EstimatorSpec = DEFAULT,
+    frozen_statistics: bool = False,
 ) -> list[Bundle]:
     """The bundles of a model of `cut_models`, exact unless modes are given."""
     recipe = Recipe(
@@ -49,6 +50,7 @@ def compiled(  # noqa: PLR0913 - what a recipe has, each with a default
         modes=tuple(modes) or (Mode.VJP,) * (len(cuts) + 1),
         output=OUTPUT.get(name, ""),
         estimator=estimator,
+        batch_statistics=not frozen_statistics,
     )
     return compile_stages(program(name), cuts, recipe)
 

@@ -119,7 +119,7 @@ class GraphBuilder:
 
     Attributes:
         block: channels in a block of the engine's own layout; 0: portable graphs only.
-        lean: where a rule has two forms, the one with the smaller temporaries is wanted.
+        lean: of two forms of a rule the one with the smaller temporaries is wanted.
     """
 
     def __init__(
@@ -262,12 +262,8 @@ class GraphBuilder:
         return helper.make_model(
             graph,
             opset_imports=[
-                helper.make_opsetid("", OPSET),
-                *(
-                    helper.make_opsetid(d, 1)
-                    for d in sorted({n.domain for n in nodes})
-                    if d
-                ),
+                helper.make_opsetid(domain, 1 if domain else OPSET)
+                for domain in sorted({"", *(n.domain for n in nodes)})
             ],
             ir_version=IR_VERSION,
             producer_name="edgetrain",

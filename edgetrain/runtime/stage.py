@@ -15,12 +15,14 @@ from edgetrain.bundle import Bundle
 from edgetrain.errors import BundleError
 from edgetrain.estimator_spec import WEIGHTS
 from edgetrain.losses import hit_share
-from edgetrain.manifest import SEGMENTED, GraphName, Manifest, Mode, Role
+from edgetrain.manifest import CARRYING, SEGMENTED, GraphName, Manifest, Mode, Role
 from edgetrain.optimizer_spec import OptimizerSpec
 from edgetrain.runtime.activation import Meter, MeteredEngine
 from edgetrain.runtime.engines.base import Engine
 from edgetrain.runtime.estimators.backprop import Backprop
 from edgetrain.runtime.estimators.base import Arrays, Backward, Estimator, Tick
+from edgetrain.runtime.estimators.carried_weights import CarriedWeights, Spsa
+from edgetrain.runtime.estimators.forward_gradient import ForwardGradient
 from edgetrain.runtime.estimators.hybrid import Hybrid
 from edgetrain.runtime.estimators.identity import Identity
 from edgetrain.runtime.optim import flat
@@ -33,10 +35,21 @@ WARM_UPS: Final = 3
 
 Make = Callable[[Bundle, Engine, Parameters, int], Estimator]
 
+
+def _forward_gradient(
+    bundle: Bundle, engine: Engine, parameters: Parameters, seed: int
+) -> Estimator:
+    weights = bundle.manifest.estimator.noise == WEIGHTS
+    made = CarriedWeights if weights else ForwardGradient
+    return made(bundle, engine, parameters, seed)
+
+
 ESTIMATORS: Final[Mapping[Mode, Make]] = {
     Mode.VJP: lambda bundle, engine, parameters, _: Backprop(bundle, engine, parameters),
     Mode.FROZEN: lambda bundle, engine, parameters, _: Backprop(bundle, engine, parameters),
     Mode.HYBRID: Hybrid,
+    Mode.FORWARD_GRADIENT: _forward_gradient,
+    Mode.SPSA: Spsa,
     Mode.IDENTITY: lambda bundle, engine, parameters, _: Identity(
         bundle, engine, parameters
     ),
@@ -187,7 +200,7 @@ class Stage:
             tick = Tick(0, turn)
             self.parameters.begin_step()
             start = time.perf_counter()
-            sent = self._estimator.forward(tick, _made_up(self.manifest.receives))
+            sent = self._estimator.forward(tick, self._made_up_received())
             middle = time.perf_counter()
             returned = self._estimator.backward(tick, self._made_up_arriving())
             forwards.append(middle - start)
@@ -202,11 +215,15 @@ class Stage:
         self._estimator.forget()
         return Trial(Timing(min(forwards), min(backwards)), results)
 
+    def _made_up_received(self) -> Arrays:
+        return _made_up((*self.manifest.receives, *self.manifest.rays.received))
+
     def _made_up_arriving(self) -> Arrays:
         if self.manifest.labels is not None:
             return _made_up((self.manifest.labels,))
         names = self.manifest.cotangents_in
-        return _made_up(tuple(s for s in self.manifest.sends if s.name in names))
+        cotangents = tuple(s for s in self.manifest.sends if s.name in names)
+        return _made_up((*cotangents, *self.manifest.rays.slopes_in))
 
 
 def required_bytes(
@@ -228,7 +245,8 @@ def required_bytes(
     states = optimizer_states(optimizer)
     copies = commits_kept(manifest) + moved_copies(manifest)
     buffers = copies * manifest.elements + (2 + states) * manifest.trainable_elements
-    crossing = sum(s.nbytes for s in (*manifest.receives, *manifest.sends))
+    rays = (*manifest.rays.received, *manifest.rays.slopes_in)
+    crossing = sum(s.nbytes for s in (*manifest.receives, *manifest.downstream, *rays))
     given = max(
         sum(TensorSpec(p.name, p.dtype, p.shape).nbytes for p in spec.outputs)
         for spec in manifest.all_graphs.values()
@@ -242,7 +260,8 @@ def required_bytes(
 
 def moved_copies(manifest: Manifest) -> int:
     """Copies of the weights with noise added, where weights are perturbed."""
-    return int(manifest.mode is Mode.HYBRID and manifest.estimator.noise == WEIGHTS)
+    perturbs = manifest.mode in (Mode.HYBRID, *CARRYING)
+    return int(perturbs and manifest.estimator.noise == WEIGHTS)
 
 
 def optimizer_states(optimizer: OptimizerSpec) -> int:

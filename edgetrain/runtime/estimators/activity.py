@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgetrain.estimator_spec import JVP
-from edgetrain.manifest import Manifest, Role, Unit
+from edgetrain.manifest import Manifest, Role
 from edgetrain.runtime.estimators.base import Arrays, Tick
 from edgetrain.runtime.estimators.cone import felt
 from edgetrain.runtime.estimators.control_variate import (
@@ -20,11 +20,12 @@ from edgetrain.runtime.estimators.control_variate import (
 )
 from edgetrain.runtime.estimators.noise import NoiseKey, signs
 from edgetrain.runtime.estimators.segments import Noise, Seen, Segments, masked
+from edgetrain.segment import Unit
 
 Array = npt.NDArray[np.float32]
 
 STEP: Final = 1e-3
-UPSTREAM_LAYER: Final = 1 << 16  # noise of activations, apart from that of any layer
+UPSTREAM_LAYER: Final = 1 << 20  # noise of activations, apart from that of any layer
 
 
 @dataclass
@@ -68,9 +69,6 @@ class Activity:
         self._spec = manifest.estimator
         self._inputs = _noisy_inputs(manifest)
         noisy = (*segments.units, *self._inputs)
-        self._layers = {unit.name: layer for layer, unit in enumerate(segments.units)}
-        inputs = {u.name: UPSTREAM_LAYER + i for i, u in enumerate(self._inputs)}
-        self._layers |= inputs
         self._samples = 0  # that are independent; known when cotangents are
         self._noisy = noisy
         self._variate: ControlVariate | None = None
@@ -241,8 +239,8 @@ class Activity:
             yield noise
 
     def _noise(self, tick: Tick, unit: Unit, k: int) -> Array:
-        layer = self._layers[unit.name]
-        return signs(NoiseKey(self._seed, tick.step, tick.microbatch, layer, k), unit.shape)
+        key = NoiseKey(self._seed, tick.step, tick.microbatch, unit.layer, k)
+        return signs(key, unit.shape)
 
 
 def _noisy_inputs(manifest: Manifest) -> tuple[Unit, ...]:
@@ -254,8 +252,9 @@ def _noisy_inputs(manifest: Manifest) -> tuple[Unit, ...]:
         for port in manifest.graphs[segment.push].inputs
         if port.role in (Role.ACTIVATION, Role.TANGENT)
     }
+    first = UPSTREAM_LAYER * (1 + manifest.stage)
     return tuple(
-        Unit(spec.name, spec.dtype, spec.shape)
-        for spec in manifest.receives
+        Unit(spec.name, spec.dtype, spec.shape, layer=first + index)
+        for index, spec in enumerate(manifest.receives)
         if spec.name in manifest.cotangents_out and spec.name in read
     )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgetrain.manifest import Unit
+from edgetrain.segment import Unit
 
 Array = npt.NDArray[Any]
 Sums = npt.NDArray[np.floating[Any]]

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgetrain.bundle import Bundle
-from edgetrain.manifest import GraphName, Manifest, Role, Unit
+from edgetrain.manifest import GraphName, Manifest, Role
+from edgetrain.rays import origin
 from edgetrain.runtime.engines.base import Array, Counting, Engine, LoadedGraph
 from edgetrain.runtime.estimators.base import Arrays
 from edgetrain.runtime.parameters import Parameters, Vector
+from edgetrain.segment import Unit
 
 Noise = Callable[[Unit], Array]
 Seen = Callable[[Unit, Arrays], None]
@@ -159,6 +161,11 @@ class Segments:
                 del values[name]
 
 
+def nothing(unit: Unit) -> Array:
+    """No noise, or no cotangent."""
+    return np.zeros(unit.shape, unit.dtype)
+
+
 def masked(unit: Unit, values: Arrays, array: Array) -> Array:
     """What of a unit's noise reaches the stage's end: where its rectifier lets it pass."""
     if not unit.mask:
@@ -170,8 +177,8 @@ def masked(unit: Unit, values: Arrays, array: Array) -> Array:
 
 
 def ends_of(manifest: Manifest) -> tuple[str, ...]:
-    """The values whose cotangent a stage is given; its own at the loss."""
+    """The values whose cotangent a stage is given, its own at the loss, or whose rays."""
     criterion = manifest.graphs.get(GraphName.CRITERION)
     if criterion is not None:
         return tuple(port.key for port in criterion.ports(Role.COTANGENT))
-    return manifest.cotangents_in
+    return manifest.cotangents_in or tuple(origin(ray) for ray in manifest.rays.made)
