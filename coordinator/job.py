@@ -79,6 +79,7 @@ class Job:
             blocks=blocks,
             keep=keep_of(self.config),
             estimator=self.config.estimator,
+            seed=self.config.train.seed,
         )
         return compile_stages(self.program, cuts, recipe)
 
@@ -129,7 +130,7 @@ def prepare(config: RunConfig) -> Job:
     job = Job(
         config, original, file_program, program, trainable, labels, data, *files, trains
     )
-    if not config.mentions("hybrid"):
+    if not any(map(config.mentions, ("hybrid", "local", "local_vjp"))):
         job.compile((), (Mode.VJP,))  # an op without a rule is better known now
     return job
 

@@ -219,7 +219,7 @@ class Planner:
         hello = self._hellos[name]
         mode, _ = self._mode(None, name)
         speed = self._speeds[name]
-        if mode is Mode.HYBRID:
+        if mode in (Mode.HYBRID, Mode.LOCAL):
             speed *= (1 + BACKWARD_TO_FORWARD) / (1 + 2 * self._config.estimator.tangents)
         return Device(name, speed, hello.memory_bytes, LINK_BYTES_PER_S)
 

@@ -10,7 +10,9 @@ from edgetrain.settings import Section, choose, require
 OPTIMIZERS: Final = ("sgd", "adam", "adamw")
 LR_SCHEDULES: Final = ("constant", "cosine", "step", "linear")
 SCHEDULES: Final = ("gpipe", "1f1b", "1f1b-eager")
-GRADIENTS: Final = ("auto", "vjp", "identity", "hybrid", "frozen")
+GRADIENTS: Final = (
+    "auto", "vjp", "identity", "hybrid", "local_vjp", "local", "frozen",
+)  # fmt: skip
 BATCHNORMS: Final = ("train", "frozen")
 AUTO: Final = "auto"
 DEFAULT_EPOCHS: Final = 10

@@ -9,7 +9,7 @@ from edgetrain.compiler.build import Node
 from edgetrain.compiler.stash import Keep
 from edgetrain.estimator_spec import DEFAULT, EstimatorSpec
 from edgetrain.losses import LossOptions
-from edgetrain.manifest import Mode
+from edgetrain.manifest import DECOUPLED, Mode
 from edgetrain.tensors import TensorSpec
 
 
@@ -24,12 +24,14 @@ class Part:
         receives, sends: the values that cross its two ends.
         influenced: values that some trained weight has an influence on.
         loss, loss_options: name of the loss, and what it is told.
-        target: what the loss applies to; empty for all but the last stage.
+        goal: what the loss applies to, whichever stage makes it.
+        target: the same in the last stage; empty in all others.
         output: the model's output that is, or follows from, `target`.
         batch_statistics: BatchNormalization uses its microbatch's statistics.
         keep: what its forward hands to its backward.
         block: of the device's own layout, for a fast path; 0: portable graphs only.
         estimator: how gradients are estimated, where they are.
+        seed: of the weights that its own head begins with.
     """
 
     stage: int
@@ -41,12 +43,14 @@ class Part:
     influenced: frozenset[str]
     loss: str
     loss_options: LossOptions
+    goal: str
     target: str
     output: str
     batch_statistics: bool
     keep: Keep = Keep.LEAST
     block: int = 0
     estimator: EstimatorSpec = DEFAULT
+    seed: int = 0
 
     @cached_property
     def made(self) -> frozenset[str]:
@@ -60,7 +64,9 @@ class Part:
 
     @cached_property
     def wanted_upstream(self) -> tuple[str, ...]:
-        """The received values whose cotangent some weight upstream needs."""
+        """The received values whose cotangent some weight upstream needs from here."""
+        if self.mode in DECOUPLED:
+            return ()
         return tuple(
             spec.name
             for spec in self.receives

@@ -22,6 +22,7 @@ from edgetrain.runtime.estimators.backprop import Backprop
 from edgetrain.runtime.estimators.base import Arrays, Backward, Estimator, Tick
 from edgetrain.runtime.estimators.hybrid import Hybrid
 from edgetrain.runtime.estimators.identity import Identity
+from edgetrain.runtime.estimators.local import local
 from edgetrain.runtime.optim import flat
 from edgetrain.runtime.optim.lr import learning_rate
 from edgetrain.runtime.optim.table import make
@@ -39,6 +40,10 @@ ESTIMATORS: Final[Mapping[Mode, Make]] = {
     Mode.IDENTITY: lambda bundle, engine, parameters, _: Identity(
         bundle, engine, parameters
     ),
+    Mode.LOCAL_VJP: lambda bundle, engine, parameters, _: Backprop(
+        bundle, engine, parameters
+    ),
+    Mode.LOCAL: local,
 }
 
 
@@ -123,7 +128,7 @@ class Stage:
         return self._estimator.forward(tick, activations)
 
     def backward(self, tick: Tick, arriving: Arrays) -> Backward:
-        """Cotangents (at the last stage: labels) to cotangents for upstream."""
+        """Cotangents, or labels for the loss or a head, to cotangents for upstream."""
         return self._estimator.backward(tick, arriving)
 
     def square_sum(self) -> float:
@@ -190,10 +195,9 @@ class Stage:
         return Trial(Timing(min(forwards), min(backwards)), results)
 
     def _made_up_arriving(self) -> Arrays:
-        if self.manifest.labels is not None:
-            return _made_up((self.manifest.labels,))
-        names = self.manifest.cotangents_in
-        return _made_up(tuple(s for s in self.manifest.sends if s.name in names))
+        names, labels = self.manifest.cotangents_in, self.manifest.labels
+        specs = tuple(s for s in self.manifest.sends if s.name in names)
+        return _made_up(specs if labels is None else (*specs, labels))
 
 
 def required_bytes(
@@ -229,7 +233,7 @@ def required_bytes(
 
 def moved_copies(manifest: Manifest) -> int:
     """Copies of the weights with noise added, where weights are perturbed."""
-    return int(manifest.mode is Mode.HYBRID and manifest.estimator.noise == WEIGHTS)
+    return int(manifest.inner is Mode.HYBRID and manifest.estimator.noise == WEIGHTS)
 
 
 def optimizer_states(optimizer: OptimizerSpec) -> int:

@@ -49,8 +49,8 @@ class Estimator(Protocol):
 
         Args:
             tick: as given to `forward`.
-            arriving: the cotangents of the sent activations, by name; at the last stage
-                the labels, under ``labels``.
+            arriving: the cotangents of the sent activations, by name; at the last stage,
+                and where a stage has a head, the labels, under ``labels``.
         """
         ...
 

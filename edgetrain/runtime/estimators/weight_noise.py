@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edgetrain.manifest import Manifest, Role, Unit, view
+from edgetrain.manifest import GraphName, Manifest, Mode, Role, Unit, view
 from edgetrain.runtime.engines.base import LoadedGraph
 from edgetrain.runtime.estimators.base import Arrays, Tick
 from edgetrain.runtime.estimators.noise import NoiseKey, normal
@@ -60,11 +60,10 @@ class WeightNoise:
         self._moved_weights = parameters.weights.copy()
         self._moved = forward.holding(parameters.held(spec, self._moved_weights))
         self._inputs = [p.name for p in spec.inputs if p.role is Role.ACTIVATION]
+        named = [s.contract for s in manifest.segments if s.exact and s.contract]
+        named += [name for name in (GraphName.HEAD,) if name in manifest.graphs]
         exact = {
-            port.key
-            for segment in manifest.segments
-            if segment.exact and segment.contract
-            for port in manifest.graphs[segment.contract].ports(Role.GRADIENT)
+            port.key for n in named for port in manifest.graphs[n].ports(Role.GRADIENT)
         }
         self._estimated = {
             layer: weight
@@ -104,6 +103,8 @@ class WeightNoise:
     def _estimate_upstream(self, tick: Tick, stash: Arrays, own: Arrays) -> Arrays:
         """Cotangents of the received activations that the stage reads."""
         wanted = self._manifest.cotangents_out
+        if self._manifest.mode is Mode.LOCAL:
+            wanted = ()
         layers = {name: UPSTREAM_LAYER + i for i, name in enumerate(wanted)}
         found: dict[str, Array] = {}
         for name in (n for n in wanted if n in self._inputs):
