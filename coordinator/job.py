@@ -80,6 +80,7 @@ class Job:
             blocks=blocks,
             keep=keep_of(self.config),
             estimator=self.config.estimator,
+            seed=self.config.train.seed,
         )
         return compile_stages(self.program, cuts, recipe)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from coordinator.deploy import Deployment, deploy
+from coordinator.deploy import Deployment, deploy, heads_of
 from coordinator.feed import Ends, Feed
 from coordinator.fleet import Fleet
 from coordinator.job import Job, optimizer_spec
@@ -155,6 +155,7 @@ class Rollout:
         if data.train is None:
             raise DataError("[data] train names no file")
         devices = deployed.assignment.devices
+        heads = heads_of([bundle.manifest for bundle in deployed.bundles])
         ends = Ends(
             self._run,
             deployed.epoch,
@@ -163,6 +164,7 @@ class Rollout:
             devices[0],
             devices[-1],
             DEFAULT_CHUNK_BYTES,
+            tuple((stage, devices[stage]) for stage in heads),
         )
         return Feed(self._outbox, ends, data.train, data.eval)
 

@@ -10,7 +10,7 @@ from edgetrain.compiler.build import Node
 from edgetrain.compiler.stash import Keep
 from edgetrain.estimator_spec import DEFAULT, EstimatorSpec
 from edgetrain.losses import LossOptions
-from edgetrain.manifest import CARRYING, Mode
+from edgetrain.manifest import CARRYING, DECOUPLED, Mode
 from edgetrain.tensors import TensorSpec
 
 
@@ -26,7 +26,8 @@ class Part:
         influenced: values that some trained weight has an influence on; where noise is
             carried on, of the stages alone that do so.
         loss, loss_options: name of the loss, and what it is told.
-        target: what the loss applies to; empty for all but the last stage.
+        goal: what the loss applies to, whichever stage makes it.
+        target: the same in the last stage; empty in all others.
         output: the model's output that is, or follows from, `target`.
         batch_statistics: BatchNormalization uses its microbatch's statistics.
         keep: what its forward hands to its backward.
@@ -34,6 +35,7 @@ class Part:
         estimator: how gradients are estimated, where they are.
         first: number of its first node in the whole model.
         samples: of a microbatch.
+        seed: of the weights that its own head begins with.
     """
 
     stage: int
@@ -45,6 +47,7 @@ class Part:
     influenced: frozenset[str]
     loss: str
     loss_options: LossOptions
+    goal: str
     target: str
     output: str
     batch_statistics: bool
@@ -53,6 +56,7 @@ class Part:
     estimator: EstimatorSpec = DEFAULT
     first: int = 0
     samples: int = 1
+    seed: int = 0
 
     @cached_property
     def made(self) -> frozenset[str]:
@@ -66,7 +70,9 @@ class Part:
 
     @cached_property
     def wanted_upstream(self) -> tuple[str, ...]:
-        """The received values whose cotangent some weight upstream needs."""
+        """The received values whose cotangent some weight upstream needs from here."""
+        if self.mode in DECOUPLED:
+            return ()
         return tuple(spec.name for spec in self.moved(self.receives))
 
     def ends(self, cotangents_in: Iterable[str]) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from edgetrain.runtime.estimators.carried_weights import CarriedWeights, Spsa
 from edgetrain.runtime.estimators.forward_gradient import ForwardGradient
 from edgetrain.runtime.estimators.hybrid import Hybrid
 from edgetrain.runtime.estimators.identity import Identity
+from edgetrain.runtime.estimators.local import local
 from edgetrain.runtime.optim import flat
 from edgetrain.runtime.optim.lr import learning_rate
 from edgetrain.runtime.optim.table import make
@@ -53,6 +54,10 @@ ESTIMATORS: Final[Mapping[Mode, Make]] = {
     Mode.IDENTITY: lambda bundle, engine, parameters, _: Identity(
         bundle, engine, parameters
     ),
+    Mode.LOCAL_VJP: lambda bundle, engine, parameters, _: Backprop(
+        bundle, engine, parameters
+    ),
+    Mode.LOCAL: local,
 }
 
 
@@ -147,7 +152,7 @@ class Stage:
         return self._estimator.forward(tick, activations)
 
     def backward(self, tick: Tick, arriving: Arrays) -> Backward:
-        """Cotangents (at the last stage: labels) to cotangents for upstream."""
+        """Cotangents, or labels for the loss or a head, to cotangents for upstream."""
         self._meter.note(arriving.values())
         return self._estimator.backward(tick, arriving)
 
@@ -219,11 +224,10 @@ class Stage:
         return _made_up((*self.manifest.receives, *self.manifest.rays.received))
 
     def _made_up_arriving(self) -> Arrays:
-        if self.manifest.labels is not None:
-            return _made_up((self.manifest.labels,))
-        names = self.manifest.cotangents_in
-        cotangents = tuple(s for s in self.manifest.sends if s.name in names)
-        return _made_up((*cotangents, *self.manifest.rays.slopes_in))
+        names, labels = self.manifest.cotangents_in, self.manifest.labels
+        specs = tuple(s for s in self.manifest.sends if s.name in names)
+        specs = (*specs, *self.manifest.rays.slopes_in)
+        return _made_up(specs if labels is None else (*specs, labels))
 
 
 def required_bytes(
@@ -260,7 +264,7 @@ def required_bytes(
 
 def moved_copies(manifest: Manifest) -> int:
     """Copies of the weights with noise added, where weights are perturbed."""
-    perturbs = manifest.mode in (Mode.HYBRID, *CARRYING)
+    perturbs = manifest.inner is Mode.HYBRID or manifest.mode in CARRYING
     return int(perturbs and manifest.estimator.noise == WEIGHTS)
 
 

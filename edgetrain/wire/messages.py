@@ -59,9 +59,10 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """The device of every stage, in pipeline order."""
+    """The device of every stage, in order; `heads`: stages that take labels in training."""
 
     devices: tuple[str, ...]
+    heads: tuple[int, ...] = ()
 
     def to(self, stage: int) -> str:
         return self.devices[stage]
