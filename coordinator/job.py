@@ -161,7 +161,7 @@ def _compile_early(job: Job) -> None:
     common = job.config.train.common_gradient
     if common in CARRYING:
         job.compile((), (Mode(common),))
-    elif not any(job.config.mentions(mode) for mode in ("hybrid", *CARRYING)):
+    elif job.config.gradients <= {AUTO, Mode.VJP, Mode.FROZEN}:
         job.compile((), (Mode.VJP,))
 
 

@@ -11,7 +11,7 @@ from edgetrain.compiler.batch_statistics import running_statistics, use_batch_st
 from edgetrain.compiler.build import GraphBuilder, Node, live_nodes
 from edgetrain.compiler.division import Division
 from edgetrain.compiler.head import Head, fit
-from edgetrain.compiler.layout import lay_out
+from edgetrain.compiler.layout import placed
 from edgetrain.compiler.loss import LABELS, Criterion, attach
 from edgetrain.compiler.order import lean_order
 from edgetrain.compiler.origin import origins
@@ -40,7 +40,6 @@ from edgetrain.manifest import (
     Port,
     Role,
     RunningStatistic,
-    view,
 )
 from edgetrain.rays import Rays
 from edgetrain.segment import Segment
@@ -125,9 +124,8 @@ class _Stage:
         self._division: Division | None = None
         if part.mode in SEGMENTED:
             whole = owner.builder()
-            ends = part.ends(self._cotangents_in)
-            if self._head is not None:
-                ends = (self._head.end.name,)
+            own = (self._head.end.name,) if self._head else ()
+            ends = own or part.ends(self._cotangents_in)
             self._division = Division(whole, part, ends, owner.made_of, self._trained)
             self._trained = self._division.trained
         self._trained = [*self._trained, *self._drawn]
@@ -206,9 +204,8 @@ class _Stage:
             target = builder.spec(self._part.target) if self._part.target else None
             learns = len(self._trained) > len(division.exact)
             units = [unit for segment in self._segments for unit in segment.units]
-            self._rays = crossing_rays(
-                self._part, self._slopes_in, target, units, learns=learns
-            )
+            slopes = self._slopes_in
+            self._rays = crossing_rays(self._part, slopes, target, units, learns=learns)
             return
         returned = {*self._cotangents_in, division.skip, *perturbed}
         self._cotangents_out = tuple(
@@ -229,14 +226,8 @@ class _Stage:
     def bundle(self) -> Bundle:
         program, part = self._owner.program, self._part
         values = {**program.weights, **self._drawn}
-        shapes = {n: values[n].shape for n in self._held}
-        numbers = {name: number for number, name in enumerate(values)}
-        layout, trainable_elements, elements = lay_out(
-            shapes, frozenset(self._trained), numbers
-        )
-        weights = np.zeros(elements, np.float32)
-        for spec in layout:
-            view(weights, spec)[...] = values[spec.name]
+        layout, weights = placed(values, self._held, frozenset(self._trained))
+        specs, trainable_elements, elements = layout
         manifest = Manifest(
             model_sha256=self._owner.model_sha256,
             stage=part.stage,
@@ -251,7 +242,7 @@ class _Stage:
             outputs=self._outputs(),
             loss=part.loss if part.target else "",
             loss_options=part.loss_options,
-            weights=layout,
+            weights=specs,
             elements=elements,
             trainable_elements=trainable_elements,
             statistics=self._statistics,

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from edgetrain.manifest import ALIGNMENT, WeightSpec
+import numpy as np
+import numpy.typing as npt
+
+from edgetrain.manifest import ALIGNMENT, WeightSpec, view
+
+Array = npt.NDArray[np.float32]
+Layout = tuple[tuple[WeightSpec, ...], int, int]
 
 
 def lay_out(
     weights: Mapping[str, tuple[int, ...]],
     trainable: frozenset[str],
     numbers: Mapping[str, int],
-) -> tuple[tuple[WeightSpec, ...], int, int]:
+) -> Layout:
     """Place weights in one flat buffer, trainable ones first, each on its own cache line.
 
     Args:
@@ -33,3 +39,15 @@ def lay_out(
         if spec.trainable:
             trainable_elements = offset
     return tuple(layout), trainable_elements, offset
+
+
+def placed(
+    values: Mapping[str, Array], held: Sequence[str], trainable: frozenset[str]
+) -> tuple[Layout, Array]:
+    """The layout of some of a model's weights, and the buffer that holds them."""
+    numbers = {name: number for number, name in enumerate(values)}
+    layout = lay_out({name: values[name].shape for name in held}, trainable, numbers)
+    buffer = np.zeros(layout[2], np.float32)
+    for spec in layout[0]:
+        view(buffer, spec)[...] = values[spec.name]
+    return layout, buffer
