@@ -139,7 +139,7 @@ class Session:
             rows = tuple(recorder.rows(loop.tally))
             self._write_report(folder, plan, rows)
         steps = loop.tally.committed + 1
-        remarks = (*self._job.program.remarks, *self._job.data.remarks)
+        remarks = (*plan.remarks, *self._job.data.remarks)
         return Outcome(
             folder.path, model, steps, recorder.score, steps < total, rows, remarks
         )

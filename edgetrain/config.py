@@ -50,6 +50,8 @@ class ModelConfig(Section, frozen=True):
         fixed: by input, the value of all its elements in training, for inputs that are no
             data, such as the first state of a recurrent net.
         tie: whether matrices that are equal, as they are or transposed, train as one.
+        source: samples of the task that the model was trained on, in a file as that of
+            [data] train; heads of stages learn from them before the run.
     """
 
     path: Path
@@ -60,6 +62,7 @@ class ModelConfig(Section, frozen=True):
     shapes: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
     fixed: dict[str, float] = msgspec.field(default_factory=dict)
     tie: bool = False
+    source: Path | None = None
 
     def __post_init__(self) -> None:
         check_loss("[model] loss", self.loss, self.loss_options)
