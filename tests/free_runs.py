@@ -37,6 +37,7 @@ def run_config(
     folder: Path,
     cuts: Sequence[str],
     estimator: EstimatorSpec = DEFAULT,
+    trainable: str | None = "all",
     **changes: object,
 ) -> RunConfig:
     """A run of it with those cuts; `changes` are of the recipe.
@@ -47,7 +48,7 @@ def run_config(
     for name, samples in (("train", task.train), ("eval", task.eval)):
         np.savez(folder / f"{name}.npz", x=samples.x, labels=samples.labels)
     return RunConfig(
-        ModelConfig(folder / "model.onnx"),
+        ModelConfig(folder / "model.onnx", trainable=trainable),
         DataConfig(folder / "train.npz", folder / "eval.npz"),
         msgspec.structs.replace(task.recipe, **changes),
         PlanConfig(cuts=tuple(cuts)),

@@ -18,7 +18,7 @@ from edgetrain.runtime.parameters import Parameters
 class CarriedWeights(Carried):
     """Mode ``forward_gradient`` with noise in the weights, one draw a microbatch and k.
 
-    With T what weights moved along V ~ N(0, 1) on all stages cause where the loss applies,
+    With T what weights moved along signs V on all stages cause where the loss applies,
     and e the loss's cotangent there, s = <e, T> is one number a microbatch, and s V an
     unbiased estimate of the gradient. T is a difference of plain forwards.
 
@@ -61,7 +61,7 @@ class Spsa(CarriedWeights):
 
     Source: Spall, Multivariate stochastic approximation using a simultaneous perturbation
     gradient approximation (IEEE TAC 37, 1992); Malladi et al. (MeZO, arXiv:2305.17333).
-    Ours: the exact last linear layer, which is not perturbed; normal noise, fresh for every
+    Ours: the exact last linear layer, which is not perturbed; signs for noise, fresh for every
     microbatch; and weights that are not moved in place.
     """
 

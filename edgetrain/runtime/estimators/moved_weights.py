@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from edgetrain.manifest import GraphName, Manifest, Role, WeightSpec, view
 from edgetrain.runtime.estimators.base import Tick
-from edgetrain.runtime.estimators.noise import NoiseKey, normal
+from edgetrain.runtime.estimators.noise import NoiseKey, signs
 from edgetrain.runtime.parameters import Parameters, Vector
 
 
@@ -72,4 +72,4 @@ class MovedWeights:
 
     def _noise(self, tick: Tick, k: int, weight: WeightSpec) -> Vector:
         key = NoiseKey(self._seed, tick.step, tick.microbatch, weight.layer, k)
-        return normal(key, weight.shape)
+        return signs(key, weight.shape)

@@ -12,7 +12,7 @@ from edgetrain.manifest import Manifest, Mode, Role
 from edgetrain.runtime.engines.base import LoadedGraph
 from edgetrain.runtime.estimators.base import Arrays, Tick
 from edgetrain.runtime.estimators.moved_weights import MovedWeights
-from edgetrain.runtime.estimators.noise import NoiseKey, normal
+from edgetrain.runtime.estimators.noise import NoiseKey, signs
 from edgetrain.runtime.estimators.segments import Segments, nothing
 from edgetrain.runtime.parameters import Parameters
 
@@ -28,7 +28,7 @@ class WeightNoise:
     """Weight-perturbed gradients, by central differences of plain forwards.
 
     With c the cotangent that arrives and f the stage, the gradient of the weights W is
-    estimated a microbatch at a time along V ~ N(0, 1)::
+    estimated a microbatch at a time along V, a random sign each::
 
         s = <c, f(x; W + eV) - f(x; W - eV)> / 2e        gradient = s V
 
@@ -121,7 +121,7 @@ class WeightNoise:
 
     def _noise(self, tick: Tick, layer: int, k: int, shape: tuple[int, ...]) -> Array:
         key = NoiseKey(self._seed, tick.step, tick.microbatch, layer, k)
-        return normal(key, shape)
+        return signs(key, shape)
 
 
 def _slopes(
