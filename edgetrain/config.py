@@ -9,10 +9,11 @@ import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
+from edgetrain.abilities import ABILITIES
 from edgetrain.errors import ConfigError
 from edgetrain.estimator_spec import EstimatorSpec
 from edgetrain.losses import LossOptions, check_loss
@@ -49,6 +50,8 @@ class ModelConfig(Section, frozen=True):
         fixed: by input, the value of all its elements in training, for inputs that are no
             data, such as the first state of a recurrent net.
         tie: whether matrices that are equal, as they are or transposed, train as one.
+        pretrained: whether the file's weights have learnt the task, or one near it;
+            ``"auto"``: a few samples tell.
     """
 
     path: Path
@@ -59,6 +62,7 @@ class ModelConfig(Section, frozen=True):
     shapes: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
     fixed: dict[str, float] = msgspec.field(default_factory=dict)
     tie: bool = False
+    pretrained: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         check_loss("[model] loss", self.loss, self.loss_options)
@@ -138,17 +142,21 @@ class SimulatedDevice(Section, frozen=True):
         speed: share of this machine's speed, above 0, at most 1.
         gradient: what it can do: ``"auto"`` all, ``"hybrid"`` plain inference only.
         memory: bytes, or text such as ``"512 MB"``; None: no limit.
+        runs: what its engine runs beside plain forwards, of `ABILITIES`.
     """
 
     name: str
     speed: float = 1.0
     gradient: str = AUTO
     memory: int | str | None = None
+    runs: tuple[str, ...] = ABILITIES
 
     def __post_init__(self) -> None:
         check_device_name("[fleet] simulate", self.name)
         place = f"[fleet] simulate {self.name!r}:"
         choose(f"{place} gradient", self.gradient, GRADIENTS)
+        for word in self.runs:
+            choose(f"{place} runs", word, ABILITIES)
         require(0 < self.speed <= 1, f"{place} speed = {self.speed}: must be in 0 ... 1")
         if self.memory is not None:
             size_bytes(f"{place} memory", self.memory)

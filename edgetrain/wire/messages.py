@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from edgetrain.abilities import ABILITIES
 from edgetrain.errors import WireError
 from edgetrain.optimizer_spec import OptimizerSpec
 from edgetrain.sample_check import LabelSpec
@@ -43,6 +44,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
         memory_bytes: what it lends to training.
         flop_per_s: measured by a short probe.
         block: channels in a block of the engine's own layout; 0: it has none.
+        runs: what the engine runs beside plain forwards; of `ABILITIES`.
     """
 
     device: str
@@ -56,6 +58,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     cores: int
     datasets: tuple[DatasetInfo, ...] = ()
     block: int = 0
+    runs: tuple[str, ...] = ABILITIES
 
 
 class Route(msgspec.Struct, frozen=True):
