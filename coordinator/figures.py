@@ -54,6 +54,7 @@ class DeviceRow:
         predicted_s, measured_s: computing for one step.
         predicted_memory_bytes, measured_memory_bytes: at the peak, by the tensors that the
             runtime holds; the prediction also has what one graph gives while it runs.
+        reason: for the gradient mode, one sentence.
     """
 
     device: str
@@ -66,6 +67,7 @@ class DeviceRow:
     measured_s: float | None = None
     predicted_memory_bytes: int | None = None
     measured_memory_bytes: int | None = None
+    reason: str = ""
 
 
 HEADINGS: Final = (

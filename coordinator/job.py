@@ -10,6 +10,7 @@ import onnx
 
 from coordinator.data import RunData, fit_run_data, label_spec, read_run_data
 from coordinator.pipeline_loop import Weights, merged
+from edgetrain.abilities import BACKWARD
 from edgetrain.bundle import Bundle
 from edgetrain.compiler.build import Node
 from edgetrain.compiler.compression import Compressed, compress, parse
@@ -27,6 +28,7 @@ from edgetrain.compiler.trainable import select_trainable
 from edgetrain.compiler.values import value_table
 from edgetrain.config import ModelConfig, RunConfig
 from edgetrain.errors import ConfigError, GraphError
+from edgetrain.estimator_spec import EstimatorSpec
 from edgetrain.losses import with_mean_weight
 from edgetrain.manifest import Mode
 from edgetrain.optimizer_spec import LRSpec, OptimizerSpec
@@ -63,9 +65,14 @@ class Job:
     trains: tuple[TensorTrain, ...]
 
     def compile(
-        self, cuts: tuple[Cut, ...], modes: tuple[Mode, ...], blocks: tuple[int, ...] = ()
+        self,
+        cuts: tuple[Cut, ...],
+        modes: tuple[Mode, ...],
+        blocks: tuple[int, ...] = (),
+        estimators: tuple[EstimatorSpec, ...] = (),
+        returns: tuple[bool, ...] = (),
     ) -> list[Bundle]:
-        """One bundle a stage; `blocks` as in `Recipe`."""
+        """One bundle a stage; all but `cuts` as in `Recipe`."""
         model = self.config.model
         labels = self.data.train.labels if self.data.train is not None else None
         recipe = Recipe(
@@ -79,6 +86,8 @@ class Job:
             blocks=blocks,
             keep=keep_of(self.config),
             estimator=self.config.estimator,
+            estimators=estimators,
+            returns=returns,
         )
         return compile_stages(self.program, cuts, recipe)
 
@@ -129,7 +138,8 @@ def prepare(config: RunConfig) -> Job:
     job = Job(
         config, original, file_program, program, trainable, labels, data, *files, trains
     )
-    if not config.mentions("hybrid"):
+    exact = all(BACKWARD in device.runs for device in config.fleet.simulate)
+    if exact and not config.mentions("hybrid"):
         job.compile((), (Mode.VJP,))  # an op without a rule is better known now
     return job
 

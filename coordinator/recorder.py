@@ -56,6 +56,8 @@ class Recorder:
         self._steps = steps
         self._steps_per_epoch = steps_per_epoch
         self._recent.append((self._clock(), 0, 0))
+        for stage in plan.stages:
+            self._progress.say(f"stage {stage.stage}: {stage.mode}; {stage.reason}")
 
     def stepped(self, total: StepTotal, tally: Tally) -> None:
         """See `Watcher.stepped`."""
@@ -105,6 +107,7 @@ class Recorder:
                     measured_s=totals.compute_s / totals.steps if totals.steps else None,
                     predicted_memory_bytes=stage.predicted_memory_bytes,
                     measured_memory_bytes=totals.memory_peak_bytes or None,
+                    reason=stage.reason,
                 )
             )
         return rows

@@ -61,6 +61,7 @@ def render(report: Report) -> str:
             _curve([(m.step, m.eval_accuracy) for m in report.evaluations], "accuracy"),
         ),
         ("Devices", _device_table(report.devices)),
+        ("Gradients", _reasons(report.devices)),
         ("Plan", f"<pre>{escape(report.plan)}</pre>"),
         ("Run file", f"<pre>{escape(report.config)}</pre>"),
     ]
@@ -97,3 +98,12 @@ def _device_table(rows: Sequence[DeviceRow]) -> str:
         for row in sorted(rows, key=lambda row: row.stage)
     )
     return f'<div class="wide"><table><tr>{head}</tr>\n{body}</table></div>'
+
+
+def _reasons(rows: Sequence[DeviceRow]) -> str:
+    """Why each stage obtains its gradients as it does."""
+    items = "".join(
+        f"<li>Stage {row.stage}, {escape(row.mode)}: {escape(row.reason)}.</li>"
+        for row in sorted(rows, key=lambda row: row.stage)
+    )
+    return f"<ul>{items}</ul>"

@@ -13,6 +13,7 @@ from coordinator.fleet import Fleet
 from coordinator.job import Job, optimizer_spec
 from coordinator.pipeline_loop import Pipeline
 from coordinator.planning import Assignment, Planner
+from coordinator.pretrained import is_pretrained
 from edgetrain.bundle import Bundle
 from edgetrain.errors import DataError, PlanError, TransportError
 from edgetrain.plan import Plan
@@ -100,7 +101,9 @@ class Rollout:
             RunError: a device refused or did not answer.
         """
         job = self._job
-        planner = Planner(job.config, job.program, job.trainable, devices)
+        planner = Planner(
+            job.config, job.program, job.trainable, devices, lambda: is_pretrained(job)
+        )
         assignment = planner.assign()
         deployed = self._deploy(assignment, 0, total_steps, supply.local)
         better = planner.improve(assignment, deployed.ready)
@@ -122,7 +125,14 @@ class Rollout:
         self, assignment: Assignment, epoch: int, total_steps: int, local: LocalData | None
     ) -> _Deployed:
         train = self._job.config.train
-        bundles = self._job.compile(assignment.cuts, assignment.modes, assignment.blocks)
+        gradients = assignment.gradients
+        bundles = self._job.compile(
+            assignment.cuts,
+            gradients.modes,
+            assignment.blocks,
+            gradients.estimators,
+            gradients.returns,
+        )
         deployment = Deployment(
             run=self._run,
             epoch=epoch,

@@ -30,6 +30,7 @@ class Part:
         keep: what its forward hands to its backward.
         block: of the device's own layout, for a fast path; 0: portable graphs only.
         estimator: how gradients are estimated, where they are.
+        returns: cotangents go to the stage before, where they are wanted.
     """
 
     stage: int
@@ -47,6 +48,7 @@ class Part:
     keep: Keep = Keep.LEAST
     block: int = 0
     estimator: EstimatorSpec = DEFAULT
+    returns: bool = True
 
     @cached_property
     def made(self) -> frozenset[str]:
@@ -60,7 +62,9 @@ class Part:
 
     @cached_property
     def wanted_upstream(self) -> tuple[str, ...]:
-        """The received values whose cotangent some weight upstream needs."""
+        """The received values whose cotangent some weight upstream needs and gets."""
+        if not self.returns:
+            return ()
         return tuple(
             spec.name
             for spec in self.receives

@@ -37,6 +37,8 @@ class Recipe:
         loss_options: what the loss is told.
         keep: what the forward of an exact stage hands to its backward.
         estimator: how gradients are estimated, where they are.
+        estimators: the same, a stage each, where stages differ.
+        returns: of each stage, whether it returns cotangents; empty: all do.
     """
 
     trainable: frozenset[str]
@@ -49,6 +51,8 @@ class Recipe:
     loss_options: LossOptions = PLAIN
     keep: Keep = Keep.LEAST
     estimator: EstimatorSpec = DEFAULT
+    estimators: tuple[EstimatorSpec, ...] = ()
+    returns: tuple[bool, ...] = ()
 
 
 def compile_stages(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Bundle]:
@@ -137,7 +141,10 @@ def _parts(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Part]:
                 batch_statistics=recipe.batch_statistics and mode is Mode.VJP,
                 keep=recipe.keep,
                 block=recipe.blocks[stage] if recipe.blocks else 0,
-                estimator=recipe.estimator,
+                estimator=recipe.estimators[stage]
+                if recipe.estimators
+                else recipe.estimator,
+                returns=recipe.returns[stage] if recipe.returns else True,
             )
         )
     return parts
