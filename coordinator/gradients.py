@@ -16,7 +16,7 @@ from edgetrain.config import RunConfig
 from edgetrain.estimator_spec import EstimatorSpec
 from edgetrain.manifest import Mode
 from edgetrain.planner.modes import AUTO, FROZEN, VJP, StageFacts, choose_modes
-from edgetrain.wire.messages import Hello
+from edgetrain.wire.hello import Hello
 
 BACKWARD_TO_FORWARD = 2.0
 

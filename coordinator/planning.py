@@ -18,7 +18,8 @@ from edgetrain.plan import Plan, StagePlan
 from edgetrain.planner.partition import Device, Layer, best_order
 from edgetrain.schedules.table import SCHEDULES
 from edgetrain.schedules.validate import Times, simulate
-from edgetrain.wire.messages import Hello, Ready
+from edgetrain.wire.hello import Hello
+from edgetrain.wire.messages import Ready
 
 # Until links are measured: what one hop over a broker on the same machine carries.
 LINK_BYTES_PER_S: Final = 50e6

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Final
 
 from coordinator.figures import DeviceFigures, DeviceRow, Snapshot
+from coordinator.gate import Verdict
 from coordinator.pipeline_loop import Score
 from coordinator.progress import Progress
-from coordinator.run_folder import EvalMetrics, RunFolder, StepMetrics
+from coordinator.run_folder import EvalMetrics, GateMetrics, RunFolder, StepMetrics
 from coordinator.tally import StepTotal, Tally
 from edgetrain.plan import Plan
 
@@ -23,6 +24,7 @@ class Recorder:
     Attributes:
         score: of the last evaluation.
         last: of the steps so far, the last one.
+        remarks: what was decided on the way, for whoever reads the end.
 
     Args:
         folder: gets a line a step and evaluation.
@@ -40,6 +42,7 @@ class Recorder:
     ) -> None:
         self.score: Score | None = None
         self.last: StepTotal | None = None
+        self.remarks: list[str] = []
         self._folder = folder
         self._progress = progress
         self._clock = clock
@@ -87,6 +90,28 @@ class Recorder:
                 eval_accuracy=score.accuracy,
             )
         )
+
+    def gated(self, verdict: Verdict) -> None:
+        """See `Judge.gated`."""
+        trained, deployed = verdict.trained, verdict.deployed
+        self._folder.append(
+            GateMetrics(
+                step=verdict.step,
+                gate_stage=verdict.stage,
+                gate_measure=verdict.measure,
+                gate_trained=trained if math.isfinite(trained) else None,
+                gate_deployed=deployed if math.isfinite(deployed) else None,
+                rolled_back=verdict.rolled_back,
+            )
+        )
+        if verdict.rolled_back and self._plan is not None:
+            stage = self._plan.stages[verdict.stage]
+            self.remarks.append(
+                f"stage {stage.stage} ({stage.mode} on {stage.device}) was rolled back at"
+                f" step {verdict.step} and trains no more: {verdict.measure}"
+                f" {trained:.4g} with its training, {deployed:.4g} without"
+            )
+            self._progress.say(self.remarks[-1])
 
     def rows(self, tally: Tally) -> list[DeviceRow]:
         """What each device did, predicted beside measured."""

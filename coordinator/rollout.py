@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from coordinator.deploy import Deployment, deploy
 from coordinator.feed import Ends, Feed
 from coordinator.fleet import Fleet
@@ -20,7 +22,8 @@ from edgetrain.plan import Plan
 from edgetrain.runtime.outbox import Outbox
 from edgetrain.samples import BatchOrder
 from edgetrain.wire.frame import DEFAULT_CHUNK_BYTES
-from edgetrain.wire.messages import DatasetInfo, Hello, LocalData, Ready, Release
+from edgetrain.wire.hello import DatasetInfo, Hello
+from edgetrain.wire.messages import LocalData, Ready, Release
 
 log = logging.getLogger(__name__)
 
@@ -101,8 +104,12 @@ class Rollout:
             RunError: a device refused or did not answer.
         """
         job = self._job
+        config = job.config
+        if not supply.eval_samples:  # nothing to compare a stage on
+            estimator = msgspec.structs.replace(config.estimator, gate=False)
+            config = msgspec.structs.replace(config, estimator=estimator)
         planner = Planner(
-            job.config, job.program, job.trainable, devices, lambda: is_pretrained(job)
+            config, job.program, job.trainable, devices, lambda: is_pretrained(job)
         )
         assignment = planner.assign()
         deployed = self._deploy(assignment, 0, total_steps, supply.local)

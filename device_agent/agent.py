@@ -22,11 +22,11 @@ from edgetrain.samples import BatchOrder
 from edgetrain.schedules.table import SCHEDULES
 from edgetrain.transport.base import Inbound, Transport
 from edgetrain.wire.frame import Kind, parse
+from edgetrain.wire.hello import Hello
 from edgetrain.wire.messages import (
     Command,
     Deploy,
     Failed,
-    Hello,
     Ready,
     Refused,
     Release,

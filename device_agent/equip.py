@@ -18,7 +18,7 @@ from edgetrain.runtime.engines.base import Engine
 from edgetrain.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgetrain.sim.device import NarrowedEngine, SlowedEngine
 from edgetrain.train_config import AUTO
-from edgetrain.wire.messages import Hello
+from edgetrain.wire.hello import Hello
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ class EstimatorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             differences of plain forwards, for engines that run nothing else.
         control_variate: subtract a learned guess before multiplying by noise.
         upstream: return an estimated cotangent to the stage before.
+        gate: compare such a stage with its deployed weights on held-out samples, and go
+            back to those where it is worse.
     """
 
     tangents: int = 4
@@ -35,6 +37,7 @@ class EstimatorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     form: str = JVP
     control_variate: bool = True
     upstream: bool = True
+    gate: bool = True
 
     def __post_init__(self) -> None:
         choose("[estimator] noise", self.noise, NOISES)

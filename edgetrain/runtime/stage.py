@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgetrain.bundle import Bundle
-from edgetrain.errors import BundleError
+from edgetrain.errors import BundleError, RunError
 from edgetrain.estimator_spec import WEIGHTS
 from edgetrain.losses import hit_share
 from edgetrain.manifest import SEGMENTED, GraphName, Manifest, Mode, Role
@@ -22,6 +22,7 @@ from edgetrain.runtime.estimators.backprop import Backprop
 from edgetrain.runtime.estimators.base import Arrays, Backward, Estimator, Tick
 from edgetrain.runtime.estimators.hybrid import Hybrid
 from edgetrain.runtime.estimators.identity import Identity
+from edgetrain.runtime.fallback import Fallback, gated
 from edgetrain.runtime.optim import flat
 from edgetrain.runtime.optim.lr import learning_rate
 from edgetrain.runtime.optim.table import make
@@ -91,6 +92,7 @@ class Stage:
     ) -> None:
         self.manifest: Manifest = bundle.manifest
         self.parameters = Parameters(bundle)
+        self._fallback = Fallback(self.parameters) if gated(self.manifest) else None
         self._microbatches = microbatches
         self._spec = optimizer
         self._optimizer = make(optimizer, bundle.manifest.trainable_elements)
@@ -114,7 +116,8 @@ class Stage:
         """
         elements = moved_copies(self.manifest) * self.manifest.elements
         elements += optimizer_states(self._spec) * self.manifest.trainable_elements
-        return self.parameters.nbytes + 4 * elements + self.stash_bytes
+        kept = self._fallback.nbytes if self._fallback else 0
+        return self.parameters.nbytes + 4 * elements + kept + self.stash_bytes
 
     def forward(self, tick: Tick, activations: Arrays) -> Arrays:
         """Activations received to activations sent."""
@@ -126,8 +129,25 @@ class Stage:
         """Cotangents (at the last stage: labels) to cotangents for upstream."""
         return self._estimator.backward(tick, arriving)
 
+    def revert(self, action: str) -> None:
+        """See `Fallback.obey`.
+
+        Raises:
+            RunError: the stage did not keep its deployed weights.
+        """
+        if self._fallback is None:
+            raise RunError(f"stage {self.manifest.stage} has nothing to go back to")
+        self._fallback.obey(action)
+
+    @property
+    def _at_rest(self) -> bool:
+        """The stage went back to its deployed weights, and keeps them."""
+        return self._fallback is not None and self._fallback.final
+
     def square_sum(self) -> float:
-        """Of the step's mean gradient."""
+        """Of the step's mean gradient, as far as it is applied."""
+        if self._at_rest:
+            return 0.0
         return flat.square_sum(self.parameters.gradient) / self._microbatches**2
 
     def update(self, step: int, total_square_sum: float | None = None) -> None:
@@ -144,7 +164,9 @@ class Stage:
         if factor != 1:
             flat.scale_(gradient, factor)
         before = self.parameters.open_commit()
-        if gradient.size:
+        if self._at_rest:
+            before[...] = self.parameters.trainable
+        elif gradient.size:
             rate = learning_rate(self._spec.lr, step)
             self._optimizer.step(self.parameters.trainable, gradient, rate, before)
         self.parameters.close_commit(step)
@@ -208,13 +230,15 @@ def required_bytes(
 
     Returns:
         Weights, earlier commits and perhaps a perturbed copy; gradient, scratch and
-        optimizer state; for each microbatch in flight its stash and what crosses the cuts;
-        and for one more what crosses the cuts and what the largest graph gives. The stash
-        is exact; of the portable graphs and the fast path, the larger.
+        optimizer state, and the deployed weights if kept; for each microbatch in flight
+        its stash and what crosses the cuts; and for one more what crosses the cuts and what
+        the largest graph gives. The stash is exact; of the portable graphs and the fast
+        path, the larger.
     """
     states = optimizer_states(optimizer)
     copies = commits_kept(manifest) + moved_copies(manifest)
-    buffers = copies * manifest.elements + (2 + states) * manifest.trainable_elements
+    trained = 2 + states + gated(manifest)
+    buffers = copies * manifest.elements + trained * manifest.trainable_elements
     crossing = sum(s.nbytes for s in (*manifest.receives, *manifest.sends))
     given = max(
         sum(TensorSpec(p.name, p.dtype, p.shape).nbytes for p in spec.outputs)
