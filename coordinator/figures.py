@@ -55,6 +55,7 @@ class DeviceRow:
         predicted_memory_bytes, measured_memory_bytes: at the peak, by the tensors that the
             runtime holds; the prediction also has what one graph gives while it runs.
         reason: for the gradient mode, one sentence.
+        signal_to_noise: of its estimated gradients at the end; 0: there are none.
     """
 
     device: str
@@ -68,6 +69,7 @@ class DeviceRow:
     predicted_memory_bytes: int | None = None
     measured_memory_bytes: int | None = None
     reason: str = ""
+    signal_to_noise: float = 0.0
 
 
 HEADINGS: Final = (

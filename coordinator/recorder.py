@@ -9,6 +9,7 @@ from typing import Final
 
 from coordinator.figures import DeviceFigures, DeviceRow, Snapshot
 from coordinator.gate import Verdict
+from coordinator.noise_watch import NoiseWatch
 from coordinator.pipeline_loop import Score
 from coordinator.progress import Progress
 from coordinator.run_folder import EvalMetrics, GateMetrics, RunFolder, StepMetrics
@@ -49,6 +50,7 @@ class Recorder:
         self._fed_bytes = fed_bytes
         self._start_s = clock()
         self._plan: Plan | None = None
+        self._noise: NoiseWatch | None = None
         self._steps = 0
         self._steps_per_epoch = 1
         self._recent: deque[tuple[float, int, int]] = deque(maxlen=WINDOW_STEPS + 1)
@@ -56,6 +58,7 @@ class Recorder:
     def begin(self, plan: Plan, steps: int, steps_per_epoch: int) -> None:
         """Say what is about to run."""
         self._plan = plan
+        self._noise = NoiseWatch(len(plan.stages))
         self._steps = steps
         self._steps_per_epoch = steps_per_epoch
         self._recent.append((self._clock(), 0, 0))
@@ -74,8 +77,10 @@ class Recorder:
                 loss=total.loss if math.isfinite(total.loss) else None,
                 seconds=round(self._clock() - self._start_s, 6),
                 bytes_sent=sent_bytes,
+                signal_to_noise=_rounded(total.signals),
             )
         )
+        self._look_for_noise(total)
         self._progress.update(self._snapshot(total, sent_bytes, tally))
 
     def evaluated(self, step: int, score: Score) -> None:
@@ -106,12 +111,27 @@ class Recorder:
         )
         if verdict.rolled_back and self._plan is not None:
             stage = self._plan.stages[verdict.stage]
-            self.remarks.append(
+            self._remark(
                 f"stage {stage.stage} ({stage.mode} on {stage.device}) was rolled back at"
                 f" step {verdict.step} and trains no more: {verdict.measure}"
                 f" {trained:.4g} with its training, {deployed:.4g} without"
             )
-            self._progress.say(self.remarks[-1])
+
+    def _look_for_noise(self, total: StepTotal) -> None:
+        if self._noise is None or self._plan is None:
+            return
+        for number in self._noise.hopeless(total.loss, total.signals):
+            stage = self._plan.stages[number]
+            self._remark(
+                f"stage {number} ({stage.mode} on {stage.device}) learns from noise: its"
+                f" gradients' signal to noise is {total.signals[number]:.2g} at step"
+                f" {total.step + 1} and the loss does not fall; train fewer of its layers,"
+                " raise batch_size or [estimator] tangents, or choose another mode"
+            )
+
+    def _remark(self, text: str) -> None:
+        self.remarks.append(text)
+        self._progress.say(text)
 
     def rows(self, tally: Tally) -> list[DeviceRow]:
         """What each device did, predicted beside measured."""
@@ -133,6 +153,7 @@ class Recorder:
                     predicted_memory_bytes=stage.predicted_memory_bytes,
                     measured_memory_bytes=totals.memory_peak_bytes or None,
                     reason=stage.reason,
+                    signal_to_noise=totals.signal_to_noise,
                 )
             )
         return rows
@@ -155,3 +176,7 @@ class Recorder:
                 for stage, totals in zip(devices, tally.stages, strict=False)
             ),
         )
+
+
+def _rounded(signals: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(round(signal, 6) for signal in signals) if any(signals) else ()

@@ -105,10 +105,16 @@ def _device_table(rows: Sequence[DeviceRow]) -> str:
 def _reasons(rows: Sequence[DeviceRow]) -> str:
     """Why each stage obtains its gradients as it does."""
     items = "".join(
-        f"<li>Stage {row.stage}, {escape(row.mode)}: {escape(row.reason)}.</li>"
+        f"<li>Stage {row.stage}, {escape(row.mode)}: {escape(row.reason)}."
+        f"{_signal(row)}</li>"
         for row in sorted(rows, key=lambda row: row.stage)
     )
     return f"<ul>{items}</ul>"
+
+
+def _signal(row: DeviceRow) -> str:
+    signal = row.signal_to_noise
+    return f" Signal to noise {signal:.2g} at the end." if signal else ""
 
 
 def _gates(gates: Sequence[GateMetrics]) -> str:

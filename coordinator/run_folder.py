@@ -23,7 +23,7 @@ MODEL_FILE: Final = "trained.onnx"
 REPORT_FILE: Final = "report.html"
 
 
-class StepMetrics(msgspec.Struct, frozen=True):
+class StepMetrics(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line of ``metrics.jsonl`` for a step.
 
     Attributes:
@@ -32,6 +32,7 @@ class StepMetrics(msgspec.Struct, frozen=True):
         loss: mean over the batch; None: not finite.
         seconds: since the run began.
         bytes_sent: by all devices and the coordinator in this step.
+        signal_to_noise: of each stage's gradients, 0 where exact; left out if all are.
     """
 
     step: int
@@ -39,6 +40,7 @@ class StepMetrics(msgspec.Struct, frozen=True):
     loss: float | None
     seconds: float
     bytes_sent: int
+    signal_to_noise: tuple[float, ...] = ()
 
 
 class EvalMetrics(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -27,6 +27,7 @@ from edgetrain.runtime.optim import flat
 from edgetrain.runtime.optim.lr import learning_rate
 from edgetrain.runtime.optim.table import make
 from edgetrain.runtime.parameters import Parameters, commits_kept
+from edgetrain.runtime.signal import Signal
 from edgetrain.tensors import TensorSpec
 
 WARM_UPS: Final = 3
@@ -93,6 +94,8 @@ class Stage:
         self.manifest: Manifest = bundle.manifest
         self.parameters = Parameters(bundle)
         self._fallback = Fallback(self.parameters) if gated(self.manifest) else None
+        self.signal = Signal(self.manifest)
+        self.parameters.noted = self.signal.add
         self._microbatches = microbatches
         self._spec = optimizer
         self._optimizer = make(optimizer, bundle.manifest.trainable_elements)
@@ -158,6 +161,7 @@ class Stage:
             total_square_sum: over all stages, when the gradient's norm is to be clipped.
         """
         gradient = self.parameters.gradient
+        self.signal.close(gradient)
         factor = 1 / self._microbatches
         if total_square_sum is not None and self._spec.clip_norm is not None:
             factor *= flat.clip_factor(total_square_sum, self._spec.clip_norm)
@@ -209,6 +213,7 @@ class Stage:
             np.copyto(self.parameters.weights, before)
         self.parameters.gradient[...] = 0
         self.parameters.begin_step()
+        self.signal.forget()
         return Trial(Timing(min(forwards), min(backwards)), results)
 
     def _made_up_arriving(self) -> Arrays:

@@ -176,6 +176,7 @@ class StageWorker:
             sent_bytes=self._exchange.sent_bytes - tally.sent_before,
             stash_peak_bytes=tally.stash_peak_bytes,
             memory_peak_bytes=tally.memory_peak_bytes,
+            signal_to_noise=self._stage.signal.mean,
         )
         self._world.report(done)
         self._tally = _Tally(now, self._exchange.sent_bytes)

@@ -167,6 +167,7 @@ class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
         stash_peak_bytes: most that was stashed at once.
         memory_peak_bytes: most that weights, commits, gradient, optimizer state and stash
             took at once.
+        signal_to_noise: of the estimated gradients, running; 0: there are none.
     """
 
     run: int
@@ -180,6 +181,7 @@ class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
     sent_bytes: int
     stash_peak_bytes: int
     memory_peak_bytes: int = 0
+    signal_to_noise: float = 0.0
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
