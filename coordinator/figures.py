@@ -56,6 +56,8 @@ class DeviceRow:
             runtime holds; the prediction also has what one graph gives while it runs.
         reason: for the gradient mode, one sentence.
         signal_to_noise: of its estimated gradients at the end; 0: there are none.
+        predicted_activation_bytes, measured_activation_bytes: of activations alone, and
+            with what the running graph needs.
     """
 
     device: str
@@ -70,6 +72,8 @@ class DeviceRow:
     measured_memory_bytes: int | None = None
     reason: str = ""
     signal_to_noise: float = 0.0
+    predicted_activation_bytes: int | None = None
+    measured_activation_bytes: int | None = None
 
 
 HEADINGS: Final = (
@@ -82,6 +86,7 @@ HEADINGS: Final = (
     "step (predicted)",
     "memory (predicted)",
 )
+WIDE_HEADINGS: Final = (*HEADINGS, "activations (predicted)")  # where there is the room
 
 
 def cells(row: DeviceRow) -> tuple[str, ...]:
@@ -98,6 +103,12 @@ def cells(row: DeviceRow) -> tuple[str, ...]:
             bytes_text(row.measured_memory_bytes), bytes_text(row.predicted_memory_bytes)
         ),
     )
+
+
+def wide_cells(row: DeviceRow) -> tuple[str, ...]:
+    """A row as text, one cell for each of `WIDE_HEADINGS`."""
+    measured = bytes_text(row.measured_activation_bytes)
+    return (*cells(row), _beside(measured, bytes_text(row.predicted_activation_bytes)))
 
 
 def count_text(count: float) -> str:

@@ -15,7 +15,16 @@ from edgetrain.compiler.program import Program
 from edgetrain.config import RunConfig
 from edgetrain.estimator_spec import EstimatorSpec
 from edgetrain.manifest import Mode
-from edgetrain.planner.modes import AUTO, FROZEN, VJP, StageFacts, choose_modes
+from edgetrain.planner.mode_rules import (
+    AUTO,
+    FORWARD_GRADIENT,
+    FROZEN,
+    HYBRID,
+    SPSA,
+    VJP,
+    StageFacts,
+)
+from edgetrain.planner.modes import choose_modes
 from edgetrain.wire.hello import Hello
 
 BACKWARD_TO_FORWARD = 2.0
@@ -101,12 +110,18 @@ class Chooser:
 
     def slowdown(self, name: str) -> float:
         """How much longer a device likely takes than for exact gradients."""
-        hello = self._devices[name]
+        hello, spec = self._devices[name], self._config.estimator
         asked = self._config.train.gradient_of(-1, name)
         if _exact(StageFacts(name, frozenset(hello.runs), hello.gradient, asked)):
             return 1.0
-        forwards = 1 + 2 * self._config.estimator.tangents
-        return forwards / (1 + BACKWARD_TO_FORWARD)
+        forwards = {
+            HYBRID: 1 + 2 * spec.tangents,
+            FORWARD_GRADIENT: 3 + 2 * spec.tangents,
+            SPSA: 1 + spec.sides * spec.tangents,
+        }
+        mode = next((w for w in (asked, hello.gradient) if w != AUTO), HYBRID)
+        exact = 1 + BACKWARD_TO_FORWARD
+        return forwards.get(mode, exact) / exact
 
     @cached_property
     def _pretrained(self) -> bool:

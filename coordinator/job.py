@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import onnx
 
+from coordinator.calibration import calibrate, is_fresh
 from coordinator.data import RunData, fit_run_data, label_spec, read_run_data
 from coordinator.pipeline_loop import Weights, merged
-from edgetrain.abilities import BACKWARD
 from edgetrain.bundle import Bundle
 from edgetrain.compiler.build import Node
 from edgetrain.compiler.compression import Compressed, compress, parse
@@ -30,10 +30,9 @@ from edgetrain.config import ModelConfig, RunConfig
 from edgetrain.errors import ConfigError, GraphError
 from edgetrain.estimator_spec import EstimatorSpec
 from edgetrain.losses import with_mean_weight
-from edgetrain.manifest import Mode
-from edgetrain.optimizer_spec import LRSpec, OptimizerSpec
+from edgetrain.manifest import CARRYING, Mode
 from edgetrain.sample_check import LabelSpec
-from edgetrain.train_config import TrainConfig
+from edgetrain.train_config import AUTO, TrainConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +130,45 @@ def prepare(config: RunConfig) -> Job:
         own_batch=config.train.microbatches is None,
     )
     config, file_program = _settle_microbatches(config, file_program)
-    (program, trains), trainable = _trained_form(file_program, config)
+    choice, file_program = _settle_trainable(config, file_program)
+    (program, trains), trainable = _trained_form(file_program, choice, config.train.seed)
     labels = labels_for(config.model, program)
     data = fit_run_data(data, program.inputs, labels, batch_size=config.train.batch_size)
+    program = _with_statistics(program, config, data)
     files = (model_sha256(path), has_data_files(path))
     job = Job(
         config, original, file_program, program, trainable, labels, data, *files, trains
     )
-    exact = all(BACKWARD in device.runs for device in config.fleet.simulate)
-    if exact and not config.mentions("hybrid"):
-        job.compile((), (Mode.VJP,))  # an op without a rule is better known now
+    _compile_early(job)
     return job
+
+
+def _with_statistics(program: Program, config: RunConfig, data: RunData) -> Program:
+    """With statistics of the data where a stage needs them and the file has none yet."""
+    fixed = config.train.batchnorm == "frozen" or config.gradients - {AUTO, Mode.VJP}
+    if not fixed or not is_fresh(program):
+        return program
+    if data.train is None:
+        remark = (
+            "The model's BatchNormalization has never seen data, and a stage is to use its"
+            " statistics as they are: train a few steps with exact gradients first."
+        )
+        return replace(program, remarks=(*program.remarks, remark))
+    remark = (
+        "The model's BatchNormalization had never seen data: its statistics were taken from"
+        " the training samples before the first step."
+    )
+    program = calibrate(program, data.train)
+    return replace(program, remarks=(*program.remarks, remark))
+
+
+def _compile_early(job: Job) -> None:
+    """Try it in one stage: an op without a rule is better known now."""
+    common = job.config.train.common_gradient
+    if common in CARRYING:
+        job.compile((), (Mode(common),))
+    elif not any(job.config.mentions(mode) for mode in ("hybrid", *CARRYING)):
+        job.compile((), (Mode.VJP,))
 
 
 def _settle_microbatches(config: RunConfig, program: Program) -> tuple[RunConfig, Program]:
@@ -180,13 +207,31 @@ def _own_batch_remark(train: TrainConfig, program: Program, count: int) -> str:
     return remark
 
 
-def _trained_form(program: Program, config: RunConfig) -> tuple[Compressed, frozenset[str]]:
+def _settle_trainable(
+    config: RunConfig, program: Program
+) -> tuple[str | tuple[str, ...], Program]:
+    """Which weights train where the run leaves it open, with a remark if it is not all."""
+    choice, mode = config.model.trainable, config.train.common_gradient
+    if choice is not None:
+        return choice, program
+    if mode not in CARRYING:
+        return "all", program
+    remark = (
+        f"[model] trainable is left out and all stages train by {mode!r}, which is the"
+        " noisier the more is trained: the last two linear layers train, and what follows"
+        " them. trainable = 'all' trains everything."
+    )
+    return "last:2", replace(program, remarks=(remark, *program.remarks))
+
+
+def _trained_form(
+    program: Program, choice: str | tuple[str, ...], seed: int
+) -> tuple[Compressed, frozenset[str]]:
     """The program to train and which of its weights."""
-    choice = config.model.trainable
     compression = parse(choice)
     if compression is None:
         return Compressed(program, ()), select_trainable(program, choice)
-    compressed = compress(program, compression, seed=config.train.seed)
+    compressed = compress(program, compression, seed=seed)
     return compressed, select_trainable(compressed.program, "all")
 
 
@@ -227,30 +272,3 @@ def labels_for(config: ModelConfig, program: Program) -> LabelSpec:
     output = pick_output(program, config.output or "")
     goal = value_table(program.model)[target(config.loss, output, makers, options)]
     return label_spec(config, labels_spec(config.loss, goal, options), goal)
-
-
-def optimizer_spec(train: TrainConfig, total_steps: int) -> OptimizerSpec:
-    """The optimizer that ``[train]`` describes.
-
-    Raises:
-        ConfigError: a value is out of range, such as a warm-up longer than the run.
-    """
-    lr = LRSpec(
-        base=train.lr,
-        kind=train.lr_schedule,
-        total_steps=total_steps,
-        warmup_steps=train.warmup_steps,
-        step_size=train.lr_step_size(total_steps),
-        gamma=train.lr_gamma,
-    )
-    return OptimizerSpec(
-        name=train.optimizer,
-        lr=lr,
-        momentum=train.momentum if train.optimizer == "sgd" else 0.0,
-        nesterov=train.nesterov,
-        weight_decay=train.weight_decay,
-        beta1=train.beta1,
-        beta2=train.beta2,
-        eps=train.eps,
-        clip_norm=train.clip_norm or None,
-    )

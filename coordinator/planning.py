@@ -168,6 +168,7 @@ class Planner:
                     predicted_forward_s=ready.forward_s,
                     predicted_backward_s=ready.backward_s,
                     predicted_memory_bytes=ready.memory_bytes,
+                    predicted_activation_bytes=ready.activation_bytes,
                 )
             )
         times = Times(

@@ -7,7 +7,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from coordinator.job import Job, optimizer_spec
+from coordinator.job import Job
+from coordinator.optimizer import optimizer_spec
 from edgetrain.manifest import Mode
 from edgetrain.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgetrain.runtime.stage import Stage

@@ -154,6 +154,8 @@ class Recorder:
                     measured_memory_bytes=totals.memory_peak_bytes or None,
                     reason=stage.reason,
                     signal_to_noise=totals.signal_to_noise,
+                    predicted_activation_bytes=stage.predicted_activation_bytes or None,
+                    measured_activation_bytes=totals.activation_peak_bytes or None,
                 )
             )
         return rows

@@ -8,7 +8,7 @@ from html import escape
 from typing import Final
 
 from coordinator.chart import Point, line_chart
-from coordinator.figures import HEADINGS, DeviceRow, cells, seconds_text
+from coordinator.figures import WIDE_HEADINGS, DeviceRow, seconds_text, wide_cells
 from coordinator.run_folder import EvalMetrics, GateMetrics, StepMetrics
 
 _STYLE: Final = """
@@ -94,9 +94,9 @@ def _summary(report: Report) -> str:
 
 
 def _device_table(rows: Sequence[DeviceRow]) -> str:
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in HEADINGS)
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in WIDE_HEADINGS)
     body = "\n".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells(row))}</tr>"
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in wide_cells(row))}</tr>"
         for row in sorted(rows, key=lambda row: row.stage)
     )
     return f'<div class="wide"><table><tr>{head}</tr>\n{body}</table></div>'

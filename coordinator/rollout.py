@@ -12,7 +12,8 @@ import msgspec
 from coordinator.deploy import Deployment, deploy
 from coordinator.feed import Ends, Feed
 from coordinator.fleet import Fleet
-from coordinator.job import Job, optimizer_spec
+from coordinator.job import Job
+from coordinator.optimizer import optimizer_spec
 from coordinator.pipeline_loop import Pipeline
 from coordinator.planning import Assignment, Planner
 from coordinator.pretrained import is_pretrained

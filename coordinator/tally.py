@@ -36,6 +36,7 @@ class StageTotals:
     sent_bytes: int = 0
     stash_peak_bytes: int = 0
     memory_peak_bytes: int = 0
+    activation_peak_bytes: int = 0
     steps: int = 0
     signal_to_noise: float = 0.0
     recent: deque[StepDone] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
@@ -48,6 +49,8 @@ class StageTotals:
         self.stash_peak_bytes = max(self.stash_peak_bytes, done.stash_peak_bytes)
         self.memory_peak_bytes = max(self.memory_peak_bytes, done.memory_peak_bytes)
         self.signal_to_noise = done.signal_to_noise
+        peak_bytes = max(self.activation_peak_bytes, done.activation_peak_bytes)
+        self.activation_peak_bytes = peak_bytes
         self.recent.append(done)
 
     @property

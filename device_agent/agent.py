@@ -13,10 +13,13 @@ from typing import Final, NamedTuple
 from device_agent.data import Dataset, LocalSource
 from edgetrain.bundle import MAX_BUNDLE_BYTES, Bundle, sha256
 from edgetrain.errors import BundleError, EdgeTrainError, TransportError, WireError
+from edgetrain.runtime.activation import measured
+from edgetrain.runtime.activation_forecast import activation_bytes
 from edgetrain.runtime.choice import choose
 from edgetrain.runtime.engines.base import Engine
+from edgetrain.runtime.memory_forecast import required_bytes
 from edgetrain.runtime.outbox import Outbox
-from edgetrain.runtime.stage import Stage, check_complete, required_bytes
+from edgetrain.runtime.stage import Stage, check_complete
 from edgetrain.runtime.stage_worker import BatchSource, StageWorker, Surroundings
 from edgetrain.samples import BatchOrder
 from edgetrain.schedules.table import SCHEDULES
@@ -206,10 +209,12 @@ class Agent:
                 seed=deploy.seed,
             )
 
+        activations = activation_bytes(manifest, peak)
+        bundle = measured(bundle, self._equipment.engine)
         stage, timing = choose(bundle, self._equipment.hello.block, make)
         self._start(deploy, stage, key)
         ids = (deploy.run, deploy.epoch, deploy.stage)
-        return Ready(*ids, timing.forward_s, timing.backward_s, needed)
+        return Ready(*ids, timing.forward_s, timing.backward_s, needed, activations)
 
     def _check_memory(self, needed: int) -> None:
         limit = self._equipment.hello.memory_bytes

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from edgetrain.abilities import ABILITIES
+from edgetrain.abilities import BACKWARD
 from edgetrain.errors import ConfigError
 from edgetrain.estimator_spec import EstimatorSpec
 from edgetrain.losses import LossOptions, check_loss
@@ -27,9 +27,9 @@ from edgetrain.settings import (
     override,
     read_table,
     require,
-    size_bytes,
 )
-from edgetrain.train_config import AUTO, GRADIENTS, USUAL_LR, TrainConfig
+from edgetrain.simulated_device import SimulatedDevice
+from edgetrain.train_config import AUTO, USUAL_LR, TrainConfig
 
 EMBEDDED: Final = "embedded"
 
@@ -43,7 +43,8 @@ class ModelConfig(Section, frozen=True):
         loss_options: what the loss is told; see `LossOptions`.
         trainable: ``"all"``, ``"last:N"``, or regular expressions of weight names;
             ``"tt:r=N"``: all, dense layers through tensor trains of rank N that begin at
-            random, or with ``",init=svd"`` at the file's weights.
+            random, or with ``",init=svd"`` at the file's weights. None: all, or
+            ``"last:2"`` where all stages train by ``forward_gradient`` or ``spsa``.
         output: the output the loss applies to; None: the model's only one.
         shapes: by input, its shape without the batch, where the file leaves it open and
             the data stays on a device; otherwise it is taken from the data.
@@ -57,7 +58,7 @@ class ModelConfig(Section, frozen=True):
     path: Path
     loss: str = "softmax_cross_entropy"
     loss_options: LossOptions = LossOptions()
-    trainable: str | tuple[str, ...] = "all"
+    trainable: str | tuple[str, ...] | None = None
     output: str | None = None
     shapes: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
     fixed: dict[str, float] = msgspec.field(default_factory=dict)
@@ -67,7 +68,8 @@ class ModelConfig(Section, frozen=True):
     def __post_init__(self) -> None:
         check_loss("[model] loss", self.loss, self.loss_options)
         require(
-            bool(self.trainable), "[model] trainable is empty: write 'all' to train all"
+            self.trainable is None or bool(self.trainable),
+            "[model] trainable is empty: write 'all' to train all",
         )
         for name, shape in self.shapes.items():
             require(
@@ -133,37 +135,6 @@ class PlanConfig(Section, frozen=True):
             f"[plan] stages = {self.stages} needs {self.stages - 1} cuts, {len(self.cuts)}"
             " are given: leave out one of the two keys",
         )
-
-
-class SimulatedDevice(Section, frozen=True):
-    """A device that the coordinator starts as a process on this machine.
-
-    Attributes:
-        speed: share of this machine's speed, above 0, at most 1.
-        gradient: what it can do: ``"auto"`` all, ``"hybrid"`` plain inference only.
-        memory: bytes, or text such as ``"512 MB"``; None: no limit.
-        runs: what its engine runs beside plain forwards, of `ABILITIES`.
-    """
-
-    name: str
-    speed: float = 1.0
-    gradient: str = AUTO
-    memory: int | str | None = None
-    runs: tuple[str, ...] = ABILITIES
-
-    def __post_init__(self) -> None:
-        check_device_name("[fleet] simulate", self.name)
-        place = f"[fleet] simulate {self.name!r}:"
-        choose(f"{place} gradient", self.gradient, GRADIENTS)
-        for word in self.runs:
-            choose(f"{place} runs", word, ABILITIES)
-        require(0 < self.speed <= 1, f"{place} speed = {self.speed}: must be in 0 ... 1")
-        if self.memory is not None:
-            size_bytes(f"{place} memory", self.memory)
-
-    @property
-    def memory_bytes(self) -> int | None:
-        return None if self.memory is None else size_bytes("memory", self.memory)
 
 
 class FleetConfig(Section, frozen=True):
@@ -236,10 +207,20 @@ class RunConfig(Section, frozen=True):
 
     def mentions(self, gradient: str) -> bool:
         """Whether a device or a stage is to obtain its gradients that way."""
+        return gradient in self.gradients
+
+    @property
+    def gradients(self) -> frozenset[str]:
+        """All the words for a gradient mode, of stages and of simulated devices.
+
+        Those that run no backward graphs will likely estimate.
+        """
         asked = self.train.gradient
         words = [asked] if isinstance(asked, str) else list(asked)
         words += list(asked.values()) if isinstance(asked, dict) else []
-        return gradient in (*words, *(device.gradient for device in self.fleet.simulate))
+        devices = self.fleet.simulate
+        words += ["hybrid" for device in devices if BACKWARD not in device.runs]
+        return frozenset((*words, *(device.gradient for device in devices)))
 
     def __post_init__(self) -> None:
         pin = self.plan.pin

@@ -30,6 +30,9 @@ class EstimatorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         upstream: return an estimated cotangent to the stage before.
         gate: compare such a stage with its deployed weights on held-out samples, and go
             back to those where it is worse.
+        sides: of a difference of forwards that noise is carried through to the loss by
+            (``forward_gradient``, ``spsa``): 2, moved along the noise and against it, is
+            unbiased up to the square of the step; 1 takes half the forwards.
     """
 
     tangents: int = 4
@@ -38,10 +41,12 @@ class EstimatorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     control_variate: bool = True
     upstream: bool = True
     gate: bool = True
+    sides: int = 2
 
     def __post_init__(self) -> None:
         choose("[estimator] noise", self.noise, NOISES)
         choose("[estimator] form", self.form, FORMS)
+        require(self.sides in (1, 2), f"[estimator] sides = {self.sides}: must be 1 or 2")
         require(
             1 <= self.tangents <= MAX_TANGENTS,
             f"[estimator] tangents = {self.tangents}: must be in 1 ... {MAX_TANGENTS}",

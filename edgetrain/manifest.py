@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from edgetrain.estimator_spec import EstimatorSpec
 from edgetrain.losses import LossOptions
+from edgetrain.rays import Rays
+from edgetrain.segment import Segment
 from edgetrain.tensors import TensorSpec
 
 FORMAT: Final = 1
@@ -62,11 +64,15 @@ class Mode(StrEnum):
     VJP = "vjp"
     IDENTITY = "identity"
     HYBRID = "hybrid"
+    FORWARD_GRADIENT = "forward_gradient"
+    SPSA = "spsa"
     FROZEN = "frozen"
 
 
+# The modes whose noise is carried on to the loss, through stages of the same mode.
+CARRYING: Final = frozenset((Mode.FORWARD_GRADIENT, Mode.SPSA))
 # The modes whose stages run segment by segment and never a backward graph.
-SEGMENTED: Final = frozenset((Mode.IDENTITY, Mode.HYBRID))
+SEGMENTED: Final = frozenset((Mode.IDENTITY, Mode.HYBRID)) | CARRYING
 
 
 class Port(msgspec.Struct, frozen=True):
@@ -87,9 +93,12 @@ class Port(msgspec.Struct, frozen=True):
 
 
 class GraphSpec(msgspec.Struct, frozen=True):
+    """A graph from outside: its ports, its hash, and what a run takes beside its inputs."""
+
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     sha256: str
+    peak_bytes: int = 0  # temporaries and outputs at once, gradients apart; 0: not known
 
     def ports(self, role: Role) -> Iterator[Port]:
         """Its outputs, then its inputs, that have the role."""
@@ -97,12 +106,16 @@ class GraphSpec(msgspec.Struct, frozen=True):
 
 
 class WeightSpec(msgspec.Struct, frozen=True):
-    """One weight in the flat float32 buffer, `offset` in elements."""
+    """One weight in the flat float32 buffer, `offset` in elements.
+
+    `layer` is its number in the whole model, which names its noise.
+    """
 
     name: str
     shape: tuple[int, ...]
     offset: int
     trainable: bool
+    layer: int = 0
 
     @property
     def elements(self) -> int:
@@ -122,47 +135,6 @@ class RunningStatistic(msgspec.Struct, frozen=True):
     variance: str
     momentum: float
     count: int
-
-
-class Unit(msgspec.Struct, frozen=True):
-    """A linear layer with its bias and normalisation: what noise is added after.
-
-    Attributes:
-        name: the value it makes.
-        shape: of that value.
-        mask: the value made of it by a rectifier, and the bound of that; empty: none.
-            Where it is at a bound, nothing reaches the unit.
-        cone: for each axis but the first, at which places of the stage's result each of
-            the unit's places is felt: the first and the last, a pair a place. An empty
-            axis: everywhere. Without axes: not known.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    mask: str = ""
-    bound: float = math.inf
-    cone: tuple[tuple[tuple[int, int], ...], ...] = ()
-
-
-class Segment(msgspec.Struct, frozen=True):
-    """A stretch of a stage that is run by itself, so that little is held at once.
-
-    Attributes:
-        units: perturbed, or given a cotangent, here; none where all is exact.
-        made: the values for the segments after it.
-        push: the graph ``N/push``: values, tangents and noise to values and tangents; or,
-            in the plain form, values and noise to values.
-        contract: the graph ``N/contract``: values and the units' cotangents to values and
-            gradients. Empty names: nothing is trained here.
-        exact: `contract` takes the cotangents of what the stage sends instead.
-    """
-
-    units: tuple[Unit, ...]
-    made: tuple[str, ...]
-    push: str
-    contract: str
-    exact: bool = False
 
 
 class FastPath(msgspec.Struct, frozen=True):
@@ -200,6 +172,7 @@ class Manifest(msgspec.Struct, frozen=True):
         segments: in order, where gradients are estimated.
         skip: the received activation whose cotangent is that of what is sent (identity).
         estimator: how.
+        rays: what crosses the cuts besides, and comes back in place of cotangents.
     """
 
     model_sha256: str
@@ -224,6 +197,7 @@ class Manifest(msgspec.Struct, frozen=True):
     segments: tuple[Segment, ...] = ()
     skip: str = ""
     estimator: EstimatorSpec = EstimatorSpec()
+    rays: Rays = Rays()
     format: int = FORMAT
 
     @property
@@ -231,6 +205,11 @@ class Manifest(msgspec.Struct, frozen=True):
         """The graphs by their names in the bundle, those of the fast path too."""
         fast = self.fast.graphs if self.fast else {}
         return {**self.graphs, **{FAST + name: spec for name, spec in fast.items()}}
+
+    @property
+    def downstream(self) -> tuple[TensorSpec, ...]:
+        """All that a training forward sends."""
+        return self.sends if self.is_last else (*self.sends, *self.rays.made)
 
     @property
     def stash_bytes(self) -> int:
@@ -241,11 +220,14 @@ class Manifest(msgspec.Struct, frozen=True):
     def stashed(self) -> tuple[TensorSpec, ...]:
         """What is kept of a microbatch until it comes back.
 
-        Where gradients are exact, what their graph takes; else the activations received,
-        from which the stage is run again, and what the loss applies to.
+        Where gradients are exact, what their graph takes; else the activations received
+        from which the stage, or what learns of it, is run again, and what the loss applies
+        to, with its rays.
         """
         names: tuple[str, ...] = (GraphName.LOSS, GraphName.BACKWARD)
-        if self.mode in SEGMENTED:
+        if self.mode in CARRYING:
+            names = (GraphName.CRITERION, *(s.contract for s in self.segments))
+        elif self.mode in SEGMENTED:
             pushed = (name for s in self.segments for name in (s.push, s.contract))
             names = (GraphName.CRITERION, GraphName.FORWARD, *pushed)
         made = {name for segment in self.segments for name in segment.made}
@@ -256,7 +238,7 @@ class Manifest(msgspec.Struct, frozen=True):
             for port in self.graphs[name].inputs
             if port.role in (Role.ACTIVATION, Role.STASH) and port.name not in made
         }
-        return tuple(kept.values())
+        return (*kept.values(), *(self.rays.made if self.is_last else ()))
 
     @property
     def is_first(self) -> bool:
@@ -268,13 +250,16 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def lay_out(
-    weights: Mapping[str, tuple[int, ...]], trainable: frozenset[str]
+    weights: Mapping[str, tuple[int, ...]],
+    trainable: frozenset[str],
+    numbers: Mapping[str, int],
 ) -> tuple[tuple[WeightSpec, ...], int, int]:
     """Place weights in one flat buffer, trainable ones first, each on its own cache line.
 
     Args:
         weights: shape of each weight, in the order wanted.
         trainable: the names the optimizer updates.
+        numbers: of all weights in the whole model.
 
     Returns:
         The layout, the elements of its trainable part, and of the whole buffer.
@@ -283,7 +268,8 @@ def lay_out(
     trainable_elements = 0
     layout = []
     for name in sorted(weights, key=lambda name: name not in trainable):
-        spec = WeightSpec(name, tuple(weights[name]), offset, name in trainable)
+        kind = (tuple(weights[name]), offset, name in trainable)
+        spec = WeightSpec(name, *kind, numbers[name])
         layout.append(spec)
         offset += -(-max(1, spec.elements) // ALIGNMENT) * ALIGNMENT
         if spec.trainable:

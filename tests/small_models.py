@@ -111,6 +111,35 @@ def convnet(opset: int = 11) -> onnx.ModelProto:
     )
 
 
+def conv_chain(
+    layers: int = 12, channels: int = 8, size: int = 16, *, norm: bool = False
+) -> onnx.ModelProto:
+    """x [N, 3, size, size] -> Conv, Relu `layers` times, mean, MatMul -> y [N, 5].
+
+    With `norm`, a BatchNormalization after each Conv.
+    """
+    node = helper.make_node
+    nodes, weights, x = [], {}, "x"
+    for i in range(layers):
+        fan_in = channels if i else 3
+        kernel = normal(channels, fan_in, 3, 3, seed=i) / np.float32(np.sqrt(9 * fan_in))
+        nodes.append(node("Conv", [x, f"w{i}"], [f"c{i}"], pads=[1, 1, 1, 1]))
+        weights[f"w{i}"] = kernel
+        x = f"c{i}"
+        if norm:
+            parts = {f"{part}{i}": np.ones(channels, np.float32) for part in "sbmv"}
+            nodes.append(node("BatchNormalization", [x, *parts], [f"n{i}"]))
+            weights |= parts
+            x = f"n{i}"
+        nodes.append(node("Relu", [x], [f"r{i}"]))
+        x = f"r{i}"
+    nodes.append(node("GlobalAveragePool", [x], ["mean"]))
+    nodes.append(node("Flatten", ["mean"], ["flat"]))
+    nodes.append(node("MatMul", ["flat", "w"], ["y"]))
+    weights["w"] = normal(channels, 5, seed=layers)
+    return build(nodes, [("x", ["N", 3, size, size])], ["y"], weights)
+
+
 def aliased() -> onnx.ModelProto:
     """Two LayerNormalization whose equal parameters were merged through Identity nodes."""
     node = helper.make_node

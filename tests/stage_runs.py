@@ -41,6 +41,7 @@ def compiled(  # noqa: PLR0913 - what a recipe has, each with a default
     modes: Sequence[Mode] = (),
     loss: str = "softmax_cross_entropy",
     estimator: EstimatorSpec = DEFAULT,
+    frozen_statistics: bool = False,
 ) -> list[Bundle]:
     """The bundles of a model of `cut_models`, exact unless modes are given."""
     recipe = Recipe(
@@ -49,6 +50,7 @@ def compiled(  # noqa: PLR0913 - what a recipe has, each with a default
         modes=tuple(modes) or (Mode.VJP,) * (len(cuts) + 1),
         output=OUTPUT.get(name, ""),
         estimator=estimator,
+        batch_statistics=not frozen_statistics,
     )
     return compile_stages(program(name), cuts, recipe)
 
@@ -128,3 +130,14 @@ def gradients(parameters: Parameters, manifest: Manifest) -> dict[str, np.ndarra
     """A copy of what a stage has added up, by the weight's name."""
     trained = [spec for spec in manifest.weights if spec.trainable]
     return {spec.name: view(parameters.gradient, spec).copy() for spec in trained}
+
+
+def difference(found: Arrays, exact: Arrays) -> np.ndarray:
+    parts = [np.subtract(found[n], exact[n], dtype=np.float64).ravel() for n in found]
+    return np.concatenate([np.zeros(0), *parts])
+
+
+def mean_square(errors: np.ndarray, draws: int) -> float:
+    """Of the mean over so many draws, averaged over all groups of them."""
+    means = errors.reshape(-1, draws, errors.shape[1]).mean(axis=1)
+    return float(np.square(means).sum(axis=1).mean())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edgetrain.bundle import Bundle, sha256
 from edgetrain.errors import BundleError
-from edgetrain.manifest import ALIGNMENT, Mode, WeightSpec, lay_out, view
+from edgetrain.manifest import ALIGNMENT, CARRYING, Mode, WeightSpec, lay_out, view
 from tests.stage_runs import compiled, finder
 
 FUZZ = settings(max_examples=150)
@@ -19,7 +19,8 @@ FUZZ = settings(max_examples=150)
 def bundle(name: str = "residual", mode: Mode = Mode.VJP) -> Bundle:
     """Of the middle of three stages: statistics, stash, both kinds of cotangent."""
     cuts = finder(name).valid()[:2]
-    return compiled(name, cuts, modes=[Mode.VJP, mode, Mode.VJP])[1]
+    modes = [Mode.FROZEN, mode, mode] if mode in CARRYING else [Mode.VJP, mode, Mode.VJP]
+    return compiled(name, cuts, modes=modes)[1]
 
 
 ENCODED = bundle().encode()
@@ -172,7 +173,9 @@ SHAPES = st.dictionaries(
 def test_layout(shapes, data):
     """Aligned, trainable first, no two overlap, nothing beyond the end."""
     trainable = frozenset(name for name in shapes if data.draw(st.booleans()))
-    layout, trainable_elements, elements = lay_out(shapes, trainable)
+    layout, trainable_elements, elements = lay_out(
+        shapes, trainable, dict.fromkeys(shapes, 0)
+    )
     assert {spec.name: spec.shape for spec in layout} == shapes
     end = 0
     for spec in layout:
@@ -190,7 +193,7 @@ def test_layout(shapes, data):
 
 def test_views_share_the_buffer_and_not_each_other():
     shapes = {"a": (2, 3), "b": (), "c": (5,)}
-    layout, _, elements = lay_out(shapes, frozenset({"c"}))
+    layout, _, elements = lay_out(shapes, frozenset({"c"}), dict.fromkeys(shapes, 0))
     buffer = np.zeros(elements, np.float32)
     for number, spec in enumerate(layout, 1):
         view(buffer, spec)[...] = number

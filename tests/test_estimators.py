@@ -20,10 +20,11 @@ from tests.cut_models import samples
 from tests.stage_runs import (
     ENGINE,
     FIRST,
-    Arrays,
     compiled,
+    difference,
     finder,
     gradients,
+    mean_square,
     stages_of,
     train_pass,
 )
@@ -99,17 +100,6 @@ def drawn(position: int, kind: str) -> tuple[np.ndarray, np.ndarray]:
         rows[0].append(difference(found, exact.gradients))
         rows[1].append(difference(cotangents, exact.cotangents[position]))
     return np.asarray(rows[0]), np.asarray(rows[1])
-
-
-def difference(found: Arrays, exact: Arrays) -> np.ndarray:
-    parts = [np.subtract(found[n], exact[n], dtype=np.float64).ravel() for n in found]
-    return np.concatenate([np.zeros(0), *parts])
-
-
-def mean_square(errors: np.ndarray, draws: int) -> float:
-    """Of the mean over so many draws, averaged over all groups of them."""
-    means = errors.reshape(-1, draws, errors.shape[1]).mean(axis=1)
-    return float(np.square(means).sum(axis=1).mean())
 
 
 @pytest.mark.parametrize("spec", SPECS)

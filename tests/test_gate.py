@@ -17,7 +17,8 @@ from edgetrain.estimator_spec import EstimatorSpec
 from edgetrain.manifest import Mode
 from edgetrain.runtime.estimators.base import Tick
 from edgetrain.runtime.fallback import KEEP, TRY, UNDO
-from edgetrain.runtime.stage import Stage, required_bytes
+from edgetrain.runtime.memory_forecast import required_bytes
+from edgetrain.runtime.stage import Stage
 from edgetrain.sim.fleet import SimDevice
 from edgetrain.wire.messages import Evaluate, Revert, decode_command
 from edgetrain.wire.topics import Channel

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from edgetrain.abilities import ABILITIES, BACKWARD, JVP, WEIGHTS
 from edgetrain.errors import PlanError
-from edgetrain.planner.modes import ORDER, Choice, StageFacts, choose_modes
+from edgetrain.planner.mode_rules import ORDER, StageFacts
+from edgetrain.planner.modes import Choice, choose_modes
 
 ALL = frozenset(ABILITIES)
 PLAIN = frozenset((WEIGHTS,))
@@ -69,7 +70,7 @@ def test_the_table(stages, pretrained, expected):
     [
         ([FULL, NPU, FULL], True, "local_vjp hybrid vjp"),
         ([NPU, NPU, FULL], False, "local hybrid vjp"),
-        ([NPU, DSP, DSP], False, "local local hybrid"),
+        ([NPU, NPU, NPU], False, "local local hybrid"),
         ([CONV, FULL], True, "frozen vjp"),
     ],
 )
@@ -77,16 +78,29 @@ def test_local_modes_need_nothing_from_others(stages, pretrained, expected):
     assert modes(stages, pretrained, frozenset(ORDER)) == expected
 
 
+CARRIED = frozenset(("forward_gradient", "spsa", "frozen"))
+
+
 @pytest.mark.parametrize(
-    ("stages", "expected"),
+    ("stages", "available", "expected"),
     [
-        ([DSP, DSP, FULL], "forward_gradient hybrid vjp"),
-        ([DSP, NPU, FULL], "spsa hybrid vjp"),
-        ([StageFacts("npu", PLAIN, trains=10**6), NPU, FULL], "frozen hybrid vjp"),
+        ([DSP, DSP], CARRIED, "forward_gradient forward_gradient"),
+        ([NPU, DSP], CARRIED, "forward_gradient forward_gradient"),
+        ([DSP, BARE], CARRIED, "frozen frozen"),
+        ([BARE, DSP], CARRIED, "frozen forward_gradient"),
+        ([DSP, NPU], CARRIED - {"forward_gradient"}, "spsa spsa"),
+        ([StageFacts("npu", PLAIN, trains=10**6), NPU], CARRIED, "forward_gradient " * 2),
+        ([DSP, DSP, FULL], CARRIED | {"vjp"}, "frozen frozen vjp"),
     ],
 )
-def test_without_local_modes_scalars_are_what_is_left(stages, expected):
-    assert modes(stages, available=frozenset(ORDER) - {"local", "local_vjp"}) == expected
+def test_noise_is_carried_on_by_stages_of_one_mode(stages, available, expected):
+    assert modes(stages, available=available) == expected.strip()
+
+
+def test_noise_is_carried_on_in_one_form():
+    for stages, form in (([DSP, DSP], ""), ([DSP, NPU], "forward")):
+        choices = choose_modes(stages, pretrained=False, available=CARRIED)
+        assert [choice.form for choice in choices] == [form, form]
 
 
 def reasons(stages, pretrained=False):
@@ -181,6 +195,8 @@ def test_every_choice_can_be_carried_out(stages, pretrained, available, upstream
         check(facts, choice, arrives, available)
         assert choice.reason.startswith(facts.device)
         arrives = sent(facts, choice, arrives) if choice.returns or not number else ""
+        later = {other.mode for other in choices[number:]}
+        assert later == {choice.mode} or choice.mode not in ("forward_gradient", "spsa")
         if pretrained or not upstream:
             assert arrives != "noise" or not number
 
@@ -205,8 +221,6 @@ def check(facts: StageFacts, choice: Choice, arrives: str, available) -> None:
             assert arrives == "exact"
         case "local_vjp":
             assert BACKWARD in runs
-        case "forward_gradient":
-            assert JVP in runs
 
 
 def sent(facts: StageFacts, choice: Choice, arrives: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgetrain.runtime.estimators.noise import NoiseKey, from_words, normal
+from edgetrain.runtime.estimators.noise import NoiseKey, from_words, normal, signs
 
 KEY = NoiseKey(seed=7, step=11, microbatch=2, layer=3, k=1)
 FIELDS = ("seed", "step", "microbatch", "layer", "k")
@@ -92,3 +92,21 @@ def test_any_seed_and_shape(seed, shape):
     assert z.dtype == np.float32
     np.testing.assert_array_equal(z, normal(NoiseKey(seed % 2**64, step=0), tuple(shape)))
     assert np.isfinite(z).all()
+
+
+def test_signs_are_fair_independent_and_the_same_everywhere():
+    z = signs(KEY, (COUNT,))
+    assert set(np.unique(z)) == {-1.0, 1.0}
+    assert abs(z.mean()) < 4 / math.sqrt(COUNT)
+    assert z[:16].tolist() == [
+        -1, 1, -1, -1, -1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1
+    ]  # fmt: skip
+    for field in FIELDS:
+        other = signs(replace(KEY, **{field: getattr(KEY, field) + 1}), (COUNT,))
+        assert abs((z * other).mean()) < 4 / math.sqrt(COUNT)
+
+
+@given(st.integers(0, 300), st.integers(0, 300))
+def test_the_first_signs_do_not_depend_on_how_many_are_drawn(few, more):
+    few, more = sorted((few, more))
+    assert np.array_equal(signs(KEY, (more,))[:few], signs(KEY, (few,)))

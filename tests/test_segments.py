@@ -7,10 +7,11 @@ import pytest
 
 from edgetrain.bundle import Bundle
 from edgetrain.estimator_spec import EstimatorSpec
-from edgetrain.manifest import Mode, Unit
+from edgetrain.manifest import Mode
 from edgetrain.runtime.estimators.cone import felt
 from edgetrain.runtime.estimators.segments import Segments
 from edgetrain.runtime.parameters import Parameters
+from edgetrain.segment import Unit
 from tests.cut_models import samples
 from tests.stage_runs import (
     ENGINE,

@@ -9,8 +9,9 @@ import pytest
 from edgetrain.errors import BundleError
 from edgetrain.manifest import GraphName, Mode, Role, view
 from edgetrain.optimizer_spec import LRSpec, OptimizerSpec
+from edgetrain.runtime.memory_forecast import required_bytes
 from edgetrain.runtime.parameters import COMMITS_KEPT, RUN_AHEAD, Parameters, commits_kept
-from edgetrain.runtime.stage import Stage, check_complete, required_bytes
+from edgetrain.runtime.stage import Stage, check_complete
 from tests.cut_models import samples
 from tests.stage_runs import (
     ENGINE,

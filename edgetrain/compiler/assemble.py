@@ -16,11 +16,13 @@ from edgetrain.compiler.origin import origins
 from edgetrain.compiler.part import Part
 from edgetrain.compiler.ports import COTANGENT, StageGraphs, make_port, merged, result_ports
 from edgetrain.compiler.program import Program
+from edgetrain.compiler.rays import crossing_rays
 from edgetrain.compiler.rules.blocked import use_blocks
 from edgetrain.compiler.stash import Halves, divide
 from edgetrain.compiler.values import constants, value_table
 from edgetrain.compiler.vjp import prepare, vjp
 from edgetrain.manifest import (
+    CARRYING,
     SEGMENTED,
     GraphName,
     Manifest,
@@ -28,10 +30,11 @@ from edgetrain.manifest import (
     Port,
     Role,
     RunningStatistic,
-    Segment,
     lay_out,
     view,
 )
+from edgetrain.rays import Rays
+from edgetrain.segment import Segment
 from edgetrain.tensors import TensorSpec
 
 
@@ -59,19 +62,19 @@ class Assembler:
         nodes = [Node.from_proto(proto) for proto in program.model.graph.node]
         self.made_of = origins(nodes, program.weights, self.constants)
 
-    def assemble(self, part: Part, cotangents_in: Sequence[str]) -> Bundle:
+    def assemble(self, part: Part, after: Manifest | None) -> Bundle:
         """Compile one stage.
 
         Args:
             part: the stage.
-            cotangents_in: names in `part.sends` whose cotangent comes from downstream.
+            after: the next stage, which says what comes back; None after the last.
 
         Raises:
             GraphError: the loss does not fit, or a node has no differentiation rule.
         """
-        bundle = _Stage(self, part, tuple(cotangents_in), 0).compile()
+        bundle = _Stage(self, part, after, 0).compile()
         if part.block:
-            fast = _Stage(self, part, tuple(cotangents_in), part.block).compile()
+            fast = _Stage(self, part, after, part.block).compile()
             if fast.graphs != bundle.graphs:
                 return bundle.with_fast(fast, part.block)
         return bundle
@@ -91,24 +94,25 @@ class _Stage:
     """One stage in the making."""
 
     def __init__(
-        self, owner: Assembler, part: Part, cotangents_in: tuple[str, ...], block: int
+        self, owner: Assembler, part: Part, after: Manifest | None, block: int
     ) -> None:
         self._owner = owner
         self._block = block
         self._part = part
-        self._cotangents_in = cotangents_in
+        self._cotangents_in = after.cotangents_out if after else ()
+        self._slopes_in = after.rays.slopes_out if after else ()
         self._cotangents_out: tuple[str, ...] = ()
         self._labels: TensorSpec | None = None
         self._segments: tuple[Segment, ...] = ()
+        self._rays = Rays()
         weights = [name for name in part.read if name in owner.program.weights]
         trains = part.mode is not Mode.FROZEN
         self._trained = [n for n in weights if trains and n in owner.trainable]
         self._division: Division | None = None
         if part.mode in SEGMENTED:
             whole = owner.builder()
-            self._division = Division(
-                whole, part, self._ends(), owner.made_of, self._trained
-            )
+            ends = part.ends(self._cotangents_in)
+            self._division = Division(whole, part, ends, owner.made_of, self._trained)
             self._trained = self._division.trained
         self._statistics: tuple[RunningStatistic, ...] = ()
         if part.batch_statistics:
@@ -169,16 +173,18 @@ class _Stage:
         builder = self._owner.builder(self._inlined)
         perturbed = division.perturbed(self._graphs)
         self._segments = division.compile(self._graphs, builder, perturbed)
+        if self._part.mode in CARRYING:
+            target = builder.spec(self._part.target) if self._part.target else None
+            learns = len(self._trained) > len(division.exact)
+            units = [unit for segment in self._segments for unit in segment.units]
+            self._rays = crossing_rays(
+                self._part, self._slopes_in, target, units, learns=learns
+            )
+            return
         returned = {*self._cotangents_in, division.skip, *perturbed}
         self._cotangents_out = tuple(
             name for name in self._part.wanted_upstream if name in returned
         )
-
-    def _ends(self) -> tuple[str, ...]:
-        """The values of its own making whose cotangent the stage gets."""
-        if self._part.target:
-            return (self._part.target,)
-        return tuple(name for name in self._cotangents_in if name in self._part.made)
 
     def add_evaluate(self) -> None:
         """`evaluate`: as deployed; the last stage also gives the loss of each sample."""
@@ -194,7 +200,10 @@ class _Stage:
     def bundle(self) -> Bundle:
         program, part = self._owner.program, self._part
         shapes = {n: program.weights[n].shape for n in self._held}
-        layout, trainable_elements, elements = lay_out(shapes, frozenset(self._trained))
+        numbers = {name: number for number, name in enumerate(program.weights)}
+        layout, trainable_elements, elements = lay_out(
+            shapes, frozenset(self._trained), numbers
+        )
         weights = np.zeros(elements, np.float32)
         for spec in layout:
             view(weights, spec)[...] = program.weights[spec.name]
@@ -220,6 +229,7 @@ class _Stage:
             segments=self._segments,
             skip=self._division.skip if self._division else "",
             estimator=part.estimator,
+            rays=self._rays,
         )
         return Bundle(manifest, self._graphs.data, weights)
 

@@ -119,6 +119,7 @@ class GraphBuilder:
 
     Attributes:
         block: channels in a block of the engine's own layout; 0: portable graphs only.
+        lean: of two forms of a rule the one with the smaller temporaries is wanted.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class GraphBuilder:
         block: int = 0,
     ) -> None:
         self.block = block
+        self.lean = False
         self.nodes: list[Node] = []
         self._makers: dict[str, Node] = {}
         self._values = dict(values)
@@ -260,12 +262,8 @@ class GraphBuilder:
         return helper.make_model(
             graph,
             opset_imports=[
-                helper.make_opsetid("", OPSET),
-                *(
-                    helper.make_opsetid(d, 1)
-                    for d in sorted({n.domain for n in nodes})
-                    if d
-                ),
+                helper.make_opsetid(domain, 1 if domain else OPSET)
+                for domain in sorted({"", *(n.domain for n in nodes)})
             ],
             ir_version=IR_VERSION,
             producer_name="edgetrain",

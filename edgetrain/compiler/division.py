@@ -12,7 +12,8 @@ from edgetrain.compiler.segment_graphs import SegmentGraphs, Source
 from edgetrain.compiler.segments import layers_of, stretches
 from edgetrain.compiler.trainable import LINEAR_OPS, tail_weights
 from edgetrain.estimator_spec import ACTIVATIONS
-from edgetrain.manifest import GraphName, Mode, Segment
+from edgetrain.manifest import CARRYING, GraphName, Mode
+from edgetrain.segment import Segment
 
 
 class Division:
@@ -21,6 +22,7 @@ class Division:
     Attributes:
         trained: the weights that learn; with `identity`, fewer than were asked for.
         skip: the received value whose cotangent is that of the stage's end.
+        exact: those of the weights whose gradient is, where others' are estimated.
 
     Args:
         g: knows all primal values, the program's constants among them.
@@ -54,10 +56,13 @@ class Division:
             learning = {w for layer in found.layers for w in layer.weights}
             self.trained = [name for name in trained if name in learning]
             self.skip = found.source if found.source in part.wanted_upstream else ""
+        self.exact = self._tail()
 
     def perturbed(self, graphs: StageGraphs) -> tuple[str, ...]:
-        """The received values whose cotangent is estimated from noise."""
+        """The received values that get noise, or that noise upstream has moved."""
         part = self._part
+        if part.mode in CARRYING:
+            return part.wanted_upstream
         if part.mode is Mode.IDENTITY or not part.estimator.upstream:
             return ()
         wanted = part.wanted_upstream
@@ -73,19 +78,31 @@ class Division:
             builder: knows all primal values; weights that do not train are constants.
             perturbed: the received values that get noise.
         """
-        part, layers = self._part, self._layers
-        tail = self._tail() if part.mode is not Mode.IDENTITY else []
+        part, layers, tail = self._part, self._layers, self.exact
         pushes = part.mode is not Mode.IDENTITY and part.estimator.noise == ACTIVATIONS
         if part.mode is not Mode.IDENTITY and not pushes:
             layers = tuple(x for x in layers if not x.weights.isdisjoint(tail))
-        source = Source(builder, part.nodes, self._ends, tuple(perturbed))
+        source = Source(
+            builder,
+            part.nodes,
+            self._ends,
+            tuple(perturbed),
+            part.first,
+            cones=part.mode not in CARRYING,
+        )
         segments = SegmentGraphs(
             graphs, source, part.estimator, pushes=pushes and bool(self._ends)
         )
         return segments.compile(stretches(len(part.nodes), layers, tail), tail)
 
     def _tail(self) -> list[str]:
-        """Trained weights of the stage's last linear op and of what follows it."""
+        """Trained weights of the stage's last linear op and of what follows it.
+
+        Where noise is carried on to the loss, only the last stage has a cotangent there.
+        """
+        part = self._part
+        if part.mode is Mode.IDENTITY or (part.mode in CARRYING and not part.target):
+            return []
         nodes = [n for x in self._layers for n in self._part.nodes[x.start : x.stop]]
         if not self._ends or not any(node.op_type in LINEAR_OPS for node in nodes):
             return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,7 +10,7 @@ from edgetrain.compiler.build import Node
 from edgetrain.compiler.stash import Keep
 from edgetrain.estimator_spec import DEFAULT, EstimatorSpec
 from edgetrain.losses import LossOptions
-from edgetrain.manifest import Mode
+from edgetrain.manifest import CARRYING, Mode
 from edgetrain.tensors import TensorSpec
 
 
@@ -22,7 +23,8 @@ class Part:
         mode: how it obtains its gradients.
         nodes: in order.
         receives, sends: the values that cross its two ends.
-        influenced: values that some trained weight has an influence on.
+        influenced: values that some trained weight has an influence on; where noise is
+            carried on, of the stages alone that do so.
         loss, loss_options: name of the loss, and what it is told.
         target: what the loss applies to; empty for all but the last stage.
         output: the model's output that is, or follows from, `target`.
@@ -31,6 +33,8 @@ class Part:
         block: of the device's own layout, for a fast path; 0: portable graphs only.
         estimator: how gradients are estimated, where they are.
         returns: cotangents go to the stage before, where they are wanted.
+        first: number of its first node in the whole model.
+        samples: of a microbatch.
     """
 
     stage: int
@@ -49,6 +53,8 @@ class Part:
     block: int = 0
     estimator: EstimatorSpec = DEFAULT
     returns: bool = True
+    first: int = 0
+    samples: int = 1
 
     @cached_property
     def made(self) -> frozenset[str]:
@@ -65,8 +71,16 @@ class Part:
         """The received values whose cotangent some weight upstream needs and gets."""
         if not self.returns:
             return ()
-        return tuple(
-            spec.name
-            for spec in self.receives
-            if spec.is_float and spec.name in self.influenced
-        )
+        return tuple(spec.name for spec in self.moved(self.receives))
+
+    def ends(self, cotangents_in: Iterable[str]) -> tuple[str, ...]:
+        """The values of its own making whose cotangents it gets, or whose rays it sends."""
+        if self.target:
+            return (self.target,)
+        carried = (spec.name for spec in self.moved(self.sends))
+        names = carried if self.mode in CARRYING else cotangents_in
+        return tuple(name for name in names if name in self.made)
+
+    def moved(self, values: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
+        """Those of some values that trained weights can move by a little."""
+        return tuple(s for s in values if s.is_float and s.name in self.influenced)

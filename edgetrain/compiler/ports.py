@@ -7,6 +7,7 @@ from typing import Final
 
 from edgetrain.bundle import sha256
 from edgetrain.compiler.build import GraphBuilder, Node, live_nodes
+from edgetrain.compiler.live_bytes import peak_bytes
 from edgetrain.compiler.loss import LABELS
 from edgetrain.compiler.part import Part
 from edgetrain.manifest import GraphSpec, Port, Role
@@ -71,7 +72,8 @@ class StageGraphs:
         )
         data = model.SerializeToString()
         self.data[graph] = data
-        self.specs[graph] = GraphSpec(inputs, tuple(outputs), sha256(data))
+        peak = peak_bytes(g, live, outputs)
+        self.specs[graph] = GraphSpec(inputs, tuple(outputs), sha256(data), peak)
         return tuple(port for port in inputs if port.role is Role.STASH)
 
     def reads(self, graph: str, name: str) -> bool:

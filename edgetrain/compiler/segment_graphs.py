@@ -21,7 +21,8 @@ from edgetrain.compiler.rules.base import add_all
 from edgetrain.compiler.segments import Layer, Stretch
 from edgetrain.compiler.vjp import prepare, vjp
 from edgetrain.estimator_spec import JVP, EstimatorSpec
-from edgetrain.manifest import Port, Role, Segment, Unit
+from edgetrain.manifest import Port, Role
+from edgetrain.segment import Segment, Unit
 
 # Rectifiers: 0 below, and beyond their bound constant.
 _RECTIFIERS: Final = frozenset({"Relu", "Clip"})
@@ -36,12 +37,16 @@ class Source:
         nodes: in execution order.
         ends: the values whose cotangent the stage gets.
         perturbed: the received values that get noise or bring tangents with them.
+        first: number of its first node in the whole model.
+        cones: where its layers are felt at its end is wanted.
     """
 
     builder: GraphBuilder
     nodes: tuple[Node, ...]
     ends: tuple[str, ...]
     perturbed: tuple[str, ...] = ()
+    first: int = 0
+    cones: bool = True
 
 
 class SegmentGraphs:
@@ -63,6 +68,12 @@ class SegmentGraphs:
         self._ends = source.ends
         self._spec = spec
         self._pushes = pushes
+        self._cones = source.cones and len(source.ends) == 1
+        self._numbers = {
+            name: source.first + index
+            for index, node in enumerate(source.nodes)
+            for name in node.outputs
+        }
         self._active = set(source.perturbed)
         self._segments: list[Segment] = []
 
@@ -95,10 +106,11 @@ class SegmentGraphs:
         if node is not None and node.op_type in _RECTIFIERS:
             mask, bound = _rectified(g, node)
         spread: Cone = ()
-        if len(self._ends) == 1:
+        if self._cones:
             spread = cone(g, self._nodes[layer.start :], layer.name, self._ends[0])
         spec = g.spec(layer.name)
-        return Unit(layer.name, spec.dtype, spec.shape, mask, bound, spread)
+        kind = (layer.name, spec.dtype, spec.shape)
+        return Unit(*kind, mask, bound, spread, self._numbers[layer.name])
 
     def _read_after(self, stretch: Stretch) -> tuple[str, ...]:
         """The values made before its end that the nodes after it read."""
@@ -169,6 +181,7 @@ class SegmentGraphs:
     ) -> bool:
         """Values and gradients, from the cotangents of the units or of the ends."""
         g = self._fresh.fork()
+        g.lean = True
         nodes = prepare(g, self._nodes[stretch.start : stretch.stop])
         for node in nodes:
             g.append(node)

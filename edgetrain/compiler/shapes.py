@@ -208,19 +208,20 @@ def known(model: onnx.ModelProto) -> dict[str, TensorSpec]:
         GraphError: a value is absurdly large.
     """
     graph = model.graph
-    given = {info.name: tensor_spec(info) for info in filter(_is_static, graph.input)}
+    given = {info.name: tensor_spec(info) for info in filter(is_static, graph.input)}
     for constant in graph.initializer:
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(constant.data_type)).name
         given[constant.name] = TensorSpec(constant.name, dtype, tuple(constant.dims))
     most = limits.most_bytes([spec.nbytes for spec in given.values()])
-    infos = filter(_is_static, (*graph.value_info, *graph.output))
+    infos = filter(is_static, (*graph.value_info, *graph.output))
     made = {info.name: tensor_spec(info) for info in infos}
     for spec in made.values():
         limits.check_extents(spec.name, spec.shape, np.dtype(spec.dtype).itemsize, most)
     return given | made
 
 
-def _is_static(info: onnx.ValueInfoProto) -> bool:
+def is_static(info: onnx.ValueInfoProto) -> bool:
+    """Whether a value is a tensor whose type and every extent are known."""
     tensor = info.type.tensor_type
     return bool(
         tensor.elem_type

@@ -12,11 +12,12 @@ from edgetrain.compiler.cut import Cut, CutFinder
 from edgetrain.compiler.loss import target
 from edgetrain.compiler.part import Part
 from edgetrain.compiler.program import Program
+from edgetrain.compiler.rays import check_modes, settled
 from edgetrain.compiler.stash import Keep
 from edgetrain.errors import GraphError, PlanError
 from edgetrain.estimator_spec import DEFAULT, EstimatorSpec
 from edgetrain.losses import PLAIN, LossOptions
-from edgetrain.manifest import Mode
+from edgetrain.manifest import CARRYING, Manifest, Mode
 from edgetrain.tensors import TensorSpec
 
 
@@ -75,13 +76,14 @@ def compile_stages(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> lis
     """
     if len(recipe.modes) != len(cuts) + 1:
         raise PlanError(f"{len(recipe.modes)} gradient modes for {len(cuts) + 1} stages")
+    check_modes(recipe.modes)
     parts = _parts(program, cuts, recipe)
     assembler = Assembler(program, recipe.trainable, recipe.model_sha256)
     bundles: list[Bundle] = []
-    cotangents_in: tuple[str, ...] = ()
+    after: Manifest | None = None
     for part in reversed(parts):
-        bundle = assembler.assemble(part, cotangents_in)
-        cotangents_in = bundle.manifest.cotangents_out
+        bundle = assembler.assemble(part, after)
+        after = bundle.manifest
         bundles.append(bundle)
     return bundles[::-1]
 
@@ -120,7 +122,10 @@ def _parts(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Part]:
             f"the last cut separates the loss from {goal!r}, the value it applies to:"
             " cut earlier"
         )
-    influenced = _influenced(finder.nodes, positions, recipe)
+    influenced = {
+        carries: _influenced(finder.nodes, positions, recipe, carries=carries)
+        for carries in (False, True)
+    }
     parts = []
     for stage, mode in enumerate(recipe.modes):
         start, stop = positions[stage : stage + 2]
@@ -133,7 +138,7 @@ def _parts(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Part]:
                 nodes=finder.nodes[start:stop],
                 receives=program.inputs if first else cuts[stage - 1].crossing,
                 sends=() if last else cuts[stage].crossing,
-                influenced=influenced,
+                influenced=influenced[mode in CARRYING],
                 loss=recipe.loss,
                 loss_options=recipe.loss_options,
                 target=goal if last else "",
@@ -141,22 +146,29 @@ def _parts(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Part]:
                 batch_statistics=recipe.batch_statistics and mode is Mode.VJP,
                 keep=recipe.keep,
                 block=recipe.blocks[stage] if recipe.blocks else 0,
-                estimator=recipe.estimators[stage]
-                if recipe.estimators
-                else recipe.estimator,
+                estimator=settled(
+                    mode,
+                    recipe.estimators[stage] if recipe.estimators else recipe.estimator,
+                ),
                 returns=recipe.returns[stage] if recipe.returns else True,
+                first=start,
+                samples=program.batch,
             )
         )
     return parts
 
 
 def _influenced(
-    nodes: Sequence[Node], positions: Sequence[int], recipe: Recipe
+    nodes: Sequence[Node], positions: Sequence[int], recipe: Recipe, *, carries: bool
 ) -> frozenset[str]:
-    """Every value that a weight some stage trains has an influence on."""
+    """Every value that a weight some stage trains has an influence on.
+
+    With `carries`, of the stages alone whose noise is carried on.
+    """
     reached: set[str] = set()
     for mode, start, stop in zip(recipe.modes, positions, positions[1:], strict=False):
-        trained = recipe.trainable if mode is not Mode.FROZEN else frozenset()
+        learns = mode in CARRYING if carries else mode is not Mode.FROZEN
+        trained = recipe.trainable if learns else frozenset()
         for node in nodes[start:stop]:
             if any(name in reached or name in trained for name in node.inputs):
                 reached.update(name for name in node.outputs if name)

@@ -58,8 +58,11 @@ class Exchange:
         self._mailbox = Mailbox()
         sent = {spec.name: spec for spec in manifest.sends}
         self._arriving: Mapping[Kind, tuple[TensorSpec, ...]] = {
-            Kind.ACTIVATION: manifest.receives,
-            Kind.COTANGENT: tuple(sent[name] for name in manifest.cotangents_in),
+            Kind.ACTIVATION: (*manifest.receives, *manifest.rays.received),
+            Kind.COTANGENT: (
+                *(sent[name] for name in manifest.cotangents_in),
+                *manifest.rays.slopes_in,
+            ),
             Kind.LABELS: () if manifest.labels is None else (manifest.labels,),
         }
 
@@ -73,7 +76,7 @@ class Exchange:
 
     def take(self, kind: Kind, tick: Tick, *, evaluation: bool = False) -> dict[str, Array]:
         """Wait for all tensors of a kind for one microbatch."""
-        specs = self._arriving[kind]
+        specs = self._expected(kind, evaluation=evaluation)
         slot = Slot(kind, evaluation, tick.step, tick.microbatch)
         while (arrays := self._mailbox.take(slot, len(specs))) is None:
             self.wait()
@@ -86,12 +89,14 @@ class Exchange:
     def send_activations(
         self, tick: Tick, values: Arrays, *, evaluation: bool = False
     ) -> None:
-        arrays = [values[spec.name] for spec in self._manifest.sends]
+        specs = self._manifest.sends if evaluation else self._manifest.downstream
+        arrays = [values[spec.name] for spec in specs]
         to = self._manifest.stage + 1
         self._send(Kind.ACTIVATION, to, tick, arrays, evaluation=evaluation)
 
     def send_cotangents(self, tick: Tick, values: Arrays) -> None:
-        arrays = [values[name] for name in self._manifest.cotangents_out]
+        slopes = (spec.name for spec in self._manifest.rays.slopes_out)
+        arrays = [values[name] for name in (*self._manifest.cotangents_out, *slopes)]
         self._send(Kind.COTANGENT, self._manifest.stage - 1, tick, arrays)
 
     def send_labels(self, tick: Tick, labels: Array, *, evaluation: bool = False) -> None:
@@ -123,6 +128,12 @@ class Exchange:
                 to, address, array, chunk_bytes=deploy.chunk_bytes
             )
 
+    def _expected(self, kind: Kind, *, evaluation: bool) -> tuple[TensorSpec, ...]:
+        """The tensors of a kind for one microbatch; no noise is carried in evaluation."""
+        if evaluation and kind is Kind.ACTIVATION:
+            return self._manifest.receives
+        return self._arriving.get(kind, ())
+
     def _file(self, message: Message) -> None:
         try:
             self._mailbox.put(message.address, self._checked(message))
@@ -132,7 +143,7 @@ class Exchange:
     def _checked(self, message: Message) -> Array:
         """The message's tensor, if this stage takes one of that address, type and size."""
         address = message.address
-        known = self._arriving.get(address.kind, ())
+        known = self._expected(address.kind, evaluation=address.evaluation)
         if address.tensor >= len(known):
             raise WireError(f"{address}: this stage takes no such tensor")
         spec = known[address.tensor]

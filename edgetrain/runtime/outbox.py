@@ -61,12 +61,15 @@ class Outbox:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            to, address, body, chunk_bytes = item
-            try:
-                for frame in frames(address, body, chunk_bytes=chunk_bytes):
-                    self._transport.send(to, Channel.DATA, frame)
-            except (TransportError, WireError) as error:
-                log.warning("%s: not sent to %s: %s", self._transport.name, to, error)
+            self._publish(*item)
+            del item  # else the tensor would stay until the next one
+
+    def _publish(self, to: str, address: Address, body: Body, chunk_bytes: int) -> None:
+        try:
+            for frame in frames(address, body, chunk_bytes=chunk_bytes):
+                self._transport.send(to, Channel.DATA, frame)
+        except (TransportError, WireError) as error:
+            log.warning("%s: not sent to %s: %s", self._transport.name, to, error)
 
 
 def _direct(address: Address, body: Body) -> Message:

@@ -20,7 +20,8 @@ RUN_AHEAD: Final = 2
 
 def commits_kept(manifest: Manifest) -> int:
     """How many commits a stage keeps, for whoever fetches weights after a failure."""
-    runs_ahead = not manifest.is_last and not manifest.cotangents_in
+    nothing_returns = not manifest.cotangents_in and not manifest.rays.slopes_in
+    runs_ahead = not manifest.is_last and nothing_returns
     return COMMITS_KEPT + (RUN_AHEAD if runs_ahead else 0)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from edgetrain.manifest import Manifest, Mode, Role
+from edgetrain.manifest import Manifest, Role
 from edgetrain.runtime.optim import flat
 from edgetrain.runtime.parameters import Vector
 
 DECAY: Final = 0.9  # of the running mean over steps
-_NOISELESS: Final = frozenset((Mode.VJP, Mode.FROZEN, Mode.IDENTITY))
+_NOISELESS: Final = frozenset(("vjp", "frozen", "identity", "local_vjp"))
 
 
 class Signal:

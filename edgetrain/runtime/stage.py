@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -17,16 +16,20 @@ from edgetrain.estimator_spec import WEIGHTS
 from edgetrain.losses import hit_share
 from edgetrain.manifest import SEGMENTED, GraphName, Manifest, Mode, Role
 from edgetrain.optimizer_spec import OptimizerSpec
+from edgetrain.runtime.activation import Meter, MeteredEngine
 from edgetrain.runtime.engines.base import Engine
 from edgetrain.runtime.estimators.backprop import Backprop
 from edgetrain.runtime.estimators.base import Arrays, Backward, Estimator, Tick
+from edgetrain.runtime.estimators.carried_weights import CarriedWeights, Spsa
+from edgetrain.runtime.estimators.forward_gradient import ForwardGradient
 from edgetrain.runtime.estimators.hybrid import Hybrid
 from edgetrain.runtime.estimators.identity import Identity
 from edgetrain.runtime.fallback import Fallback, gated
+from edgetrain.runtime.memory_forecast import moved_copies, optimizer_states
 from edgetrain.runtime.optim import flat
 from edgetrain.runtime.optim.lr import learning_rate
 from edgetrain.runtime.optim.table import make
-from edgetrain.runtime.parameters import Parameters, commits_kept
+from edgetrain.runtime.parameters import Parameters
 from edgetrain.runtime.signal import Signal
 from edgetrain.tensors import TensorSpec
 
@@ -34,10 +37,21 @@ WARM_UPS: Final = 3
 
 Make = Callable[[Bundle, Engine, Parameters, int], Estimator]
 
+
+def _forward_gradient(
+    bundle: Bundle, engine: Engine, parameters: Parameters, seed: int
+) -> Estimator:
+    weights = bundle.manifest.estimator.noise == WEIGHTS
+    made = CarriedWeights if weights else ForwardGradient
+    return made(bundle, engine, parameters, seed)
+
+
 ESTIMATORS: Final[Mapping[Mode, Make]] = {
     Mode.VJP: lambda bundle, engine, parameters, _: Backprop(bundle, engine, parameters),
     Mode.FROZEN: lambda bundle, engine, parameters, _: Backprop(bundle, engine, parameters),
     Mode.HYBRID: Hybrid,
+    Mode.FORWARD_GRADIENT: _forward_gradient,
+    Mode.SPSA: Spsa,
     Mode.IDENTITY: lambda bundle, engine, parameters, _: Identity(
         bundle, engine, parameters
     ),
@@ -96,6 +110,8 @@ class Stage:
         self._fallback = Fallback(self.parameters) if gated(self.manifest) else None
         self.signal = Signal(self.manifest)
         self.parameters.noted = self.signal.add
+        self._meter = Meter()
+        engine = MeteredEngine(engine, self._meter)
         self._microbatches = microbatches
         self._spec = optimizer
         self._optimizer = make(optimizer, bundle.manifest.trainable_elements)
@@ -122,14 +138,23 @@ class Stage:
         kept = self._fallback.nbytes if self._fallback else 0
         return self.parameters.nbytes + 4 * elements + kept + self.stash_bytes
 
+    def take_activation_peak(self) -> int:
+        """The most bytes of activations at once since this was asked last.
+
+        Of what the stage was given, what it keeps and gives, and what its graphs need.
+        """
+        return self._meter.take_peak()
+
     def forward(self, tick: Tick, activations: Arrays) -> Arrays:
         """Activations received to activations sent."""
+        self._meter.note(activations.values())
         if tick.microbatch == 0:
             self.parameters.begin_step()
         return self._estimator.forward(tick, activations)
 
     def backward(self, tick: Tick, arriving: Arrays) -> Backward:
         """Cotangents (at the last stage: labels) to cotangents for upstream."""
+        self._meter.note(arriving.values())
         return self._estimator.backward(tick, arriving)
 
     def revert(self, action: str) -> None:
@@ -201,7 +226,7 @@ class Stage:
             tick = Tick(0, turn)
             self.parameters.begin_step()
             start = time.perf_counter()
-            sent = self._estimator.forward(tick, _made_up(self.manifest.receives))
+            sent = self._estimator.forward(tick, self._made_up_received())
             middle = time.perf_counter()
             returned = self._estimator.backward(tick, self._made_up_arriving())
             forwards.append(middle - start)
@@ -214,56 +239,18 @@ class Stage:
         self.parameters.gradient[...] = 0
         self.parameters.begin_step()
         self.signal.forget()
+        self._estimator.forget()
         return Trial(Timing(min(forwards), min(backwards)), results)
+
+    def _made_up_received(self) -> Arrays:
+        return _made_up((*self.manifest.receives, *self.manifest.rays.received))
 
     def _made_up_arriving(self) -> Arrays:
         if self.manifest.labels is not None:
             return _made_up((self.manifest.labels,))
         names = self.manifest.cotangents_in
-        return _made_up(tuple(s for s in self.manifest.sends if s.name in names))
-
-
-def required_bytes(
-    manifest: Manifest, optimizer: OptimizerSpec, stash_microbatches: int
-) -> int:
-    """What a stage needs while it trains, without the engine and its temporaries.
-
-    Args:
-        manifest: of the stage.
-        optimizer: decides the bytes of state a weight.
-        stash_microbatches: the most that the schedule keeps at once.
-
-    Returns:
-        Weights, earlier commits and perhaps a perturbed copy; gradient, scratch and
-        optimizer state, and the deployed weights if kept; for each microbatch in flight
-        its stash and what crosses the cuts; and for one more what crosses the cuts and what
-        the largest graph gives. The stash is exact; of the portable graphs and the fast
-        path, the larger.
-    """
-    states = optimizer_states(optimizer)
-    copies = commits_kept(manifest) + moved_copies(manifest)
-    trained = 2 + states + gated(manifest)
-    buffers = copies * manifest.elements + trained * manifest.trainable_elements
-    crossing = sum(s.nbytes for s in (*manifest.receives, *manifest.sends))
-    given = max(
-        sum(TensorSpec(p.name, p.dtype, p.shape).nbytes for p in spec.outputs)
-        for spec in manifest.all_graphs.values()
-    )
-    stash = manifest.stash_bytes
-    if manifest.fast is not None:
-        fast = msgspec.structs.replace(manifest, graphs=manifest.fast.graphs)
-        stash = max(stash, fast.stash_bytes)
-    return 4 * buffers + (stash + crossing) * stash_microbatches + crossing + given
-
-
-def moved_copies(manifest: Manifest) -> int:
-    """Copies of the weights with noise added, where weights are perturbed."""
-    return int(manifest.mode is Mode.HYBRID and manifest.estimator.noise == WEIGHTS)
-
-
-def optimizer_states(optimizer: OptimizerSpec) -> int:
-    """How many numbers an optimizer keeps a weight."""
-    return {"sgd": 1 if optimizer.momentum else 0}.get(optimizer.name, 2)
+        cotangents = tuple(s for s in self.manifest.sends if s.name in names)
+        return _made_up((*cotangents, *self.manifest.rays.slopes_in))
 
 
 def _made_up(specs: tuple[TensorSpec, ...]) -> dict[str, npt.NDArray[Any]]:

@@ -163,6 +163,7 @@ class StageWorker:
 
     def _train_step(self) -> None:
         self._exchange.advance(self._step)
+        self._stage.take_activation_peak()  # of what came before
         for action in self._actions:
             self._act(action)
         tally, now = self._tally, self._world.clock()
@@ -177,6 +178,7 @@ class StageWorker:
             stash_peak_bytes=tally.stash_peak_bytes,
             memory_peak_bytes=tally.memory_peak_bytes,
             signal_to_noise=self._stage.signal.mean,
+            activation_peak_bytes=self._stage.take_activation_peak(),
         )
         self._world.report(done)
         self._tally = _Tally(now, self._exchange.sent_bytes)

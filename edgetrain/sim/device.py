@@ -13,7 +13,7 @@ import numpy.typing as npt
 from edgetrain.abilities import BACKWARD, JVP, WEIGHTS
 from edgetrain.errors import EngineError
 from edgetrain.manifest import GraphSpec, Role
-from edgetrain.runtime.engines.base import Array, Engine, LoadedGraph
+from edgetrain.runtime.engines.base import Array, Engine, LoadedGraph, Measuring, Seen
 
 _NAMED: Final = re.compile(rb"stage[0-9]+/(backward|loss)")
 
@@ -40,6 +40,11 @@ class SlowedEngine:
     ) -> LoadedGraph:
         """See `Engine.load`."""
         return _SlowedGraph(self._engine.load(graph, spec, held), self._speed, self._sleep)
+
+    def measure(self, graph: bytes, spec: GraphSpec) -> Seen | None:
+        """See `Measuring.measure`."""
+        engine = self._engine
+        return engine.measure(graph, spec) if isinstance(engine, Measuring) else None
 
 
 class _SlowedGraph:
@@ -81,6 +86,11 @@ class NarrowedEngine:
         if lacking:
             raise EngineError(f"this engine runs no {', '.join(sorted(lacking))} graphs")
         return self._engine.load(graph, spec, held)
+
+    def measure(self, graph: bytes, spec: GraphSpec) -> Seen | None:
+        """See `Measuring.measure`."""
+        engine = self._engine
+        return engine.measure(graph, spec) if isinstance(engine, Measuring) else None
 
 
 def _needs(graph: bytes, spec: GraphSpec) -> frozenset[str]:

@@ -137,7 +137,7 @@ class Release(msgspec.Struct, frozen=True, tag="release"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The stage is loaded and warmed up; times are of one microbatch."""
+    """The stage is loaded and warmed up; times are of one microbatch, bytes predicted."""
 
     run: int
     epoch: int
@@ -145,6 +145,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     forward_s: float
     backward_s: float
     memory_bytes: int
+    activation_bytes: int = 0
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -168,6 +169,7 @@ class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
         memory_peak_bytes: most that weights, commits, gradient, optimizer state and stash
             took at once.
         signal_to_noise: of the estimated gradients, running; 0: there are none.
+        activation_peak_bytes: likewise of activations and of what the running graph needs.
     """
 
     run: int
@@ -182,6 +184,7 @@ class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
     stash_peak_bytes: int
     memory_peak_bytes: int = 0
     signal_to_noise: float = 0.0
+    activation_peak_bytes: int = 0
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):

@@ -28,6 +28,8 @@ FEW_CHANNELS: Final = 8
 # gradient is faster with channels last.
 SMALL_MAP: Final = 14
 MANY_TAPS: Final = 25
+# Where memory counts more than time, the batch is taken in so many parts.
+LEAN_PARTS: Final = 4
 # An image of at most so many elements, with at least so many channels on both sides, is
 # too small for a product a sample.
 SMALL_IMAGE: Final = 64
@@ -89,10 +91,22 @@ def conv_dw(g: GraphBuilder, image: str, dy: str, c: Correlation) -> str:
     channels last. With few input channels these products are too thin, so all taps are
     stacked into one. Grouped, and 1x1: products batched over N, summed over N. Depthwise:
     element-wise products and sums, since a matrix product would compute all pairs of
-    channels to keep the diagonal.
+    channels to keep the diagonal. Lean: a product a tap and sample, which is slower but
+    holds no second copy of dy and one tap of a part of the images at a time.
     """
-    few = c.channels <= FEW_CHANNELS
-    if c.groups == 1 and not c.window.points and not few:
+    size = c.batch // LEAN_PARTS
+    if not g.lean or size * LEAN_PARTS != c.batch or size == 0:
+        return _dw(g, image, dy, c)
+    part = replace(c, batch=size)
+    ends = [(n, n + size) for n in range(0, c.batch, size)]
+    cuts = [(g.ints(a), g.ints(b), g.ints(0)) for a, b in ends]
+    parts = [_dw(g, g("Slice", image, *at), g("Slice", dy, *at), part) for at in cuts]
+    return add_all(g, *parts) or parts[0]
+
+
+def _dw(g: GraphBuilder, image: str, dy: str, c: Correlation) -> str:
+    few = c.channels <= FEW_CHANNELS and not g.lean
+    if c.groups == 1 and not c.window.points and not few and not g.lean:
         return _joined(g, image, dy, c)
     padded = c.window.padded(g, image)
     if c.depthwise:
@@ -195,8 +209,8 @@ def _depthwise(g: GraphBuilder, padded: str, dy: str, c: Correlation) -> str:
         product = g("Mul", c.window.tap(g, padded, offset), dy)
         parts.append(sum_axes(g, product, positions))
     sums = reshape(g, g("Concat", *parts, axis=0), (len(parts), c.batch, c.channels))
-    total = g("Transpose", sum_axes(g, sums, [1]), perm=[1, 0])
-    return reshape(g, total, c.weight_shape)
+    shape = (*c.window.kernel, *c.weight_shape[:2])
+    return _taps_innermost(g, reshape(g, sum_axes(g, sums, [1]), shape), c)
 
 
 def _depthwise_channels_last(g: GraphBuilder, padded: str, dy: str, c: Correlation) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -56,4 +57,42 @@ class Engine(Protocol):
         Raises:
             EngineError: the engine cannot run it.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one run of a graph took of the engine's allocator, above what it held before.
+
+    Attributes:
+        tensor_bytes: the most in tensors: counted after each node, when its outputs are
+            there and its inputs are not yet freed.
+        engine_bytes: the most at any moment, with what kernels needed inside.
+    """
+
+    tensor_bytes: int
+    engine_bytes: int
+
+
+@runtime_checkable
+class Measuring(Protocol):
+    """An engine that can tell what a run takes."""
+
+    def measure(self, graph: bytes, spec: GraphSpec) -> Seen | None:
+        """Run a graph once, on zeros, and see what its temporaries and outputs take.
+
+        Gradients, which a stage has written to memory of its own, are not part of it.
+
+        Returns:
+            The same every time; None where it cannot tell.
+        """
+        ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """An engine that counts memory held while its graphs run."""
+
+    def note(self, arrays: Iterable[Array]) -> None:
+        """Count arrays that no graph takes or gives, for as long as they are there."""
         ...

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import numpy as np
@@ -14,9 +16,10 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from edgetrain.arena import ARENA, settings
 from edgetrain.errors import EngineError
-from edgetrain.manifest import GraphSpec, Port
-from edgetrain.runtime.engines.base import Array
+from edgetrain.manifest import GraphSpec, Port, Role
+from edgetrain.runtime.engines.base import Array, Seen
 from edgetrain.runtime.engines.blocks import block_width
+from edgetrain.runtime.engines.profile import seen
 
 CPU: Final = "CPUExecutionProvider"
 # They put one kernel in place of several nodes, with other rounding, wherever nobody reads
@@ -39,6 +42,10 @@ REGROUPING: Final = (
     "SkipLayerNormFusion",
     "SwiGluFusion",
 )
+# It puts one Reshape in place of two, to save a node that moves nothing. But what it puts
+# in is listed last, and where that gives a gradient, it runs before gradients whose
+# cotangents are already there: on some networks twice the memory.
+RELISTING: Final = ("ReshapeFusion",)
 _ERRORS: Final[tuple[type[Exception], ...]] = (
     RuntimeError,
     ValueError,
@@ -81,12 +88,29 @@ class OnnxRuntimeEngine:
         self, graph: bytes, spec: GraphSpec, held: Mapping[str, npt.NDArray[np.float32]]
     ) -> OnnxRuntimeGraph:
         """See `Engine.load`."""
+        options = self._options()
+        if ARENA.claim(__name__, _share_arena):
+            options.add_session_config_entry("session.use_env_allocators", "1")
+        return OnnxRuntimeGraph(self._session(graph, options), spec, held)
+
+    def measure(self, graph: bytes, spec: GraphSpec) -> Seen | None:
+        """See `Measuring.measure`; in a session of its own, with an arena of its own."""
+        options = self._options()
+        options.enable_profiling = True
+        try:
+            with TemporaryDirectory() as folder:
+                options.profile_file_prefix = str(Path(folder) / "run")
+                session = self._session(graph, options)
+                _run_on_zeros(session, spec)
+                return seen(Path(session.end_profiling()).read_bytes())
+        except (OSError, EngineError):
+            return None
+
+    def _options(self) -> ort.SessionOptions:
         options = ort.SessionOptions()
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 4
-        if ARENA.claim(__name__, _share_arena):
-            options.add_session_config_entry("session.use_env_allocators", "1")
         # Both trade memory for time that they do not save here: reuse keeps a buffer for
         # the next value of its very shape instead of freeing it, and a pattern lays out
         # all values of a run in one block.
@@ -94,16 +118,37 @@ class OnnxRuntimeEngine:
         options.enable_mem_pattern = False
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        return options
+
+    def _session(self, graph: bytes, options: ort.SessionOptions) -> ort.InferenceSession:
         try:
-            session = ort.InferenceSession(
+            return ort.InferenceSession(
                 graph,
                 options,
                 providers=list(self.providers),
-                disabled_optimizers=REGROUPING,
+                disabled_optimizers=(*REGROUPING, *RELISTING),
             )
         except _ERRORS as error:
             raise EngineError(f"ONNX Runtime cannot load the graph: {error}") from error
-        return OnnxRuntimeGraph(session, spec, held)
+
+
+def _run_on_zeros(session: ort.InferenceSession, spec: GraphSpec) -> None:
+    """Once; gradients go to memory of ours, all other results to the engine's."""
+    binding = session.io_binding()
+    fed = [(port, np.zeros(port.shape, port.dtype)) for port in spec.inputs]
+    for port, array in fed:
+        _bind(binding.bind_input, port, array)
+    written = []
+    for port in spec.outputs:
+        if port.role is Role.GRADIENT:
+            written.append(np.empty(port.shape, port.dtype))
+            _bind(binding.bind_output, port, written[-1])
+        else:
+            binding.bind_output(port.name, "cpu")
+    try:
+        session.run_with_iobinding(binding)
+    except _ERRORS as error:
+        raise EngineError(f"ONNX Runtime failed to run the graph: {error}") from error
 
 
 def _share_arena() -> None:
@@ -136,10 +181,10 @@ class OnnxRuntimeGraph:
         self._outputs = [port for port in spec.outputs if port.name not in held]
         for port in spec.inputs:
             if port.name in held:
-                self._bind_input(port, held[port.name])
+                _bind(self._binding.bind_input, port, held[port.name])
         for port in spec.outputs:
             if port.name in held:
-                self._bind_output(port, held[port.name])
+                _bind(self._binding.bind_output, port, held[port.name])
 
     def holding(self, held: Mapping[str, npt.NDArray[np.float32]]) -> OnnxRuntimeGraph:
         """See `LoadedGraph.holding`."""
@@ -158,26 +203,20 @@ class OnnxRuntimeGraph:
                     f" the graph takes {port.dtype}{list(port.shape)}"
                 )
             array = np.ascontiguousarray(array).reshape(port.shape)
-            kept.append(array)  # the binding keeps only the address
-            self._bind_input(port, array)
+            kept.append(array)
+            _bind(self._binding.bind_input, port, array)
         results: dict[str, Array] = {}
         for port in self._outputs:
             results[port.name] = np.empty(port.shape, port.dtype)
-            self._bind_output(port, results[port.name])
+            _bind(self._binding.bind_output, port, results[port.name])
         try:
             self._session.run_with_iobinding(self._binding)
         except _ERRORS as error:
             raise EngineError(f"ONNX Runtime failed to run the graph: {error}") from error
         return results
 
-    def _bind_input(self, port: Port, array: Array) -> None:
-        address = array.ctypes.data
-        self._binding.bind_input(
-            port.name, "cpu", 0, array.dtype.type, list(port.shape), address
-        )
 
-    def _bind_output(self, port: Port, array: Array) -> None:
-        address = array.ctypes.data
-        self._binding.bind_output(
-            port.name, "cpu", 0, array.dtype.type, list(port.shape), address
-        )
+def _bind(bind: Callable[..., None], port: Port, array: Array) -> None:
+    """Let the engine read or write an array in place; it keeps only the address."""
+    address = array.ctypes.data
+    bind(port.name, "cpu", 0, array.dtype.type, list(port.shape), address)

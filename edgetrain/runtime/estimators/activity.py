@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgetrain.estimator_spec import JVP
-from edgetrain.manifest import Manifest, Role, Unit
+from edgetrain.manifest import Manifest, Role
 from edgetrain.runtime.estimators.base import Arrays, Tick
 from edgetrain.runtime.estimators.cone import felt
 from edgetrain.runtime.estimators.control_variate import (
@@ -18,13 +18,14 @@ from edgetrain.runtime.estimators.control_variate import (
     elements_of,
     rows_of,
 )
-from edgetrain.runtime.estimators.noise import NoiseKey, normal
+from edgetrain.runtime.estimators.noise import NoiseKey, signs
 from edgetrain.runtime.estimators.segments import Noise, Seen, Segments, masked
+from edgetrain.segment import Unit
 
 Array = npt.NDArray[np.float32]
 
-STEP: Final = 1e-2
-UPSTREAM_LAYER: Final = 1 << 16  # noise of activations, apart from that of any layer
+STEP: Final = 1e-3
+UPSTREAM_LAYER: Final = 1 << 20  # noise of activations, apart from that of any layer
 
 
 @dataclass
@@ -45,12 +46,12 @@ class Draw:
 class Activity:
     """Activity-perturbed gradients of the layers before a stage's exact end.
 
-    With noise v ~ N(0, 1) at the output z of each layer, t the tangent it causes at the
-    stage's end and c the cotangent there, every sample b has a slope s_b = <c_b, t_b>, and
-    s_b v_b is an unbiased estimate of the cotangent of z_b: E[v v'] = 1, and the layers'
-    noise is independent. The weights' gradient is its contraction with the layer's input.
-    Noise is not used where the rectifier after z passes nothing. The tangent is exact (form
-    ``"jvp"``), or a central difference of two forwards (``"forward"``).
+    With noise v, each element 1 or -1, at the output z of each layer, t the tangent that it
+    causes at the stage's end and c the cotangent there, every sample b has a slope s_b =
+    <c_b, t_b>, and s_b v_b is an unbiased estimate of the cotangent of z_b: E[v v'] = 1,
+    and the layers' noise is independent. The weights' gradient is its contraction with the
+    layer's input. Noise is not used where the rectifier after z passes nothing. The tangent
+    is exact (form ``"jvp"``), or a central difference of two forwards (``"forward"``).
 
     Two things make it less noisy: a layer whose places are felt within a cone at the
     stage's end uses the slope of that cone alone; and dense layers have a learned
@@ -68,9 +69,6 @@ class Activity:
         self._spec = manifest.estimator
         self._inputs = _noisy_inputs(manifest)
         noisy = (*segments.units, *self._inputs)
-        self._layers = {unit.name: layer for layer, unit in enumerate(segments.units)}
-        inputs = {u.name: UPSTREAM_LAYER + i for i, u in enumerate(self._inputs)}
-        self._layers |= inputs
         self._samples = 0  # that are independent; known when cotangents are
         self._noisy = noisy
         self._variate: ControlVariate | None = None
@@ -92,26 +90,26 @@ class Activity:
             self._draw(tick, k, stash, cotangents, source)
             for k in range(self._spec.tangents if self._noisy else 0)
         ]
-        slopes = [
-            [c * d.tangents[n] for n, c in cotangents.items() if n in d.tangents]
-            for d in draws
-        ]
-        noise: dict[str, list[Array]] = {}
 
         def cotangent(unit: Unit) -> Array:
-            drawn = [self._noise(tick, unit, k) for k in range(len(draws))]
-            noise[unit.name] = drawn
-            return self._estimate(unit, drawn, draws, slopes, source)
+            drawn = self._redrawn(tick, unit, len(draws))
+            return self._estimate(unit, drawn, draws, cotangents, source)
 
         def learn(unit: Unit, values: Arrays) -> None:
-            rows = [self._rows(masked(unit, values, v)) for v in noise.pop(unit.name)]
-            self._learn(unit, rows, draws, cotangents)
+            if self._variate is not None and unit.name in self._variate:
+                drawn = self._redrawn(tick, unit, len(draws))
+                rows = (self._rows(masked(unit, values, v)) for v in drawn)
+                self._learn(self._variate, unit, rows, draws, cotangents)
 
         self._segments.contract(stash, cotangent, cotangents, learn)
         found = {unit.name: cotangent(unit) for unit in self._inputs}
         for unit in self._inputs:
             learn(unit, {})
         return found
+
+    def forget(self) -> None:
+        """Drop what the control variate has learned."""
+        self._variate = None
 
     def _independent(self, cotangents: Iterable[Array]) -> int:
         """The microbatch's samples, if all tensors begin with them; else there is one."""
@@ -125,16 +123,13 @@ class Activity:
         """Push one draw of noise through the stage."""
         variate = self._variate_for(source)
         draw = Draw({}, np.zeros(self._samples, np.float32), np.zeros_like(source))
-        drawn: dict[str, Array] = {}
 
         def noise(unit: Unit) -> Array:
-            drawn[unit.name] = self._noise(tick, unit, k)
-            return drawn[unit.name]
+            return self._noise(tick, unit, k)
 
         def account(unit: Unit, values: Arrays) -> None:
-            v = drawn.pop(unit.name)
             if variate is not None and unit.name in variate:
-                rows = self._rows(masked(unit, values, v))
+                rows = self._rows(masked(unit, values, noise(unit)))
                 draw.explained += (variate.guess(unit.name, source) * rows).sum(axis=1)
                 draw.predicted += variate.predicted(unit.name, rows)
 
@@ -156,46 +151,55 @@ class Activity:
         ends: Arrays,
     ) -> Arrays:
         """The tangents as central differences of plain forwards."""
-        kept: dict[str, Array] = {}
 
         def still(unit: Unit) -> Array:
-            kept[unit.name] = noise(unit)
-            return np.zeros_like(kept[unit.name])
+            return np.zeros_like(noise(unit))
 
         self._segments.push(stash, still, {}, account)
-        ahead, behind = (self._moved(stash, upstream, kept, size) for size in (STEP, -STEP))
+        ahead, behind = (
+            self._moved(stash, upstream, noise, size) for size in (STEP, -STEP)
+        )
         return {name: (ahead[name] - behind[name]) / np.float32(2 * STEP) for name in ends}
 
-    def _moved(self, stash: Arrays, upstream: Arrays, noise: Arrays, size: float) -> Arrays:
+    def _moved(self, stash: Arrays, upstream: Arrays, noise: Noise, size: float) -> Arrays:
         """What the stage makes with so much of the noise added."""
         values = {
-            n: x + size * upstream[n] if n in upstream else x for n, x in stash.items()
+            n: x + np.float32(size) * upstream[n] if n in upstream else x
+            for n, x in stash.items()
         }
 
         def shifted(unit: Unit) -> Array:
-            return np.asarray(size * noise[unit.name], np.float32)
+            moved = noise(unit)
+            moved *= np.float32(size)
+            return moved
 
         return self._segments.push(values, shifted, {}).values
 
     def _estimate(
         self,
         unit: Unit,
-        noise: Sequence[Array],
+        noise: Iterable[Array],
         draws: Sequence[Draw],
-        slopes: Sequence[Sequence[Array]],
+        cotangents: Arrays,
         source: Array,
     ) -> Array:
         """The estimated cotangent of what a unit makes."""
         total = np.zeros(unit.shape, np.float32)
         variate = self._variate_for(source)
         guessed = variate is not None and unit.name in variate
-        for v, draw, slope in zip(noise, draws, slopes, strict=True):
+        for v, draw in zip(noise, draws, strict=True):
+            slope = [
+                c * draw.tangents[n] for n, c in cotangents.items() if n in draw.tangents
+            ]
             if unit.cone and not guessed and len(slope) == 1 and self._samples > 1:
-                total += felt(unit, slope[0]).astype(np.float32) * v
+                v *= felt(unit, slope[0])
+                total += v
                 continue
             parts = [s.reshape(self._samples, -1).sum(axis=1) for s in slope]
             scalar = sum(parts, np.zeros(self._samples, np.float32)) - draw.explained
-            total += (scalar[:, None] * self._rows(v)).reshape(unit.shape)
+            rows = self._rows(v)
+            rows *= scalar[:, None]
+            total += v
         total /= np.float32(len(draws))
         if variate is not None and guessed:
             total += variate.guess(unit.name, source).reshape(unit.shape)
@@ -203,19 +207,18 @@ class Activity:
 
     def _learn(
         self,
+        variate: ControlVariate,
         unit: Unit,
-        noise: Sequence[Array],
+        noise: Iterable[Array],
         draws: Sequence[Draw],
         cotangents: Arrays,
     ) -> None:
         """Improve the unit's guess by what the noise did."""
-        variate = self._variate
-        if variate is None or unit.name not in variate:
-            return
-        pairs = []
-        for v, draw in zip(noise, draws, strict=True):
+        errors = []
+        for draw in draws:
             ends = [draw.tangents.get(n, np.zeros_like(c)) for n, c in cotangents.items()]
-            pairs.append((rows_of(ends, self._samples) - draw.predicted, v))
+            errors.append(rows_of(ends, self._samples) - draw.predicted)
+        pairs = zip(errors, noise, strict=True)
         variate.learn(unit.name, pairs, self._samples * len(draws))
 
     def _variate_for(self, source: Array) -> ControlVariate | None:
@@ -228,11 +231,16 @@ class Activity:
     def _rows(self, array: Array) -> Array:
         return array.reshape(self._samples, -1)
 
+    def _redrawn(self, tick: Tick, unit: Unit, draws: int) -> Iterator[Array]:
+        """The noise of each draw in turn, none of it kept."""
+        for k in range(draws):
+            noise = self._noise(tick, unit, k)
+            self._segments.note(noise)
+            yield noise
+
     def _noise(self, tick: Tick, unit: Unit, k: int) -> Array:
-        layer = self._layers[unit.name]
-        return normal(
-            NoiseKey(self._seed, tick.step, tick.microbatch, layer, k), unit.shape
-        )
+        key = NoiseKey(self._seed, tick.step, tick.microbatch, unit.layer, k)
+        return signs(key, unit.shape)
 
 
 def _noisy_inputs(manifest: Manifest) -> tuple[Unit, ...]:
@@ -244,8 +252,9 @@ def _noisy_inputs(manifest: Manifest) -> tuple[Unit, ...]:
         for port in manifest.graphs[segment.push].inputs
         if port.role in (Role.ACTIVATION, Role.TANGENT)
     }
+    first = UPSTREAM_LAYER * (1 + manifest.stage)
     return tuple(
-        Unit(spec.name, spec.dtype, spec.shape)
-        for spec in manifest.receives
+        Unit(spec.name, spec.dtype, spec.shape, layer=first + index)
+        for index, spec in enumerate(manifest.receives)
         if spec.name in manifest.cotangents_out and spec.name in read
     )

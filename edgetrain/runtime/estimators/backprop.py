@@ -70,6 +70,10 @@ class Backprop:
         losses = [results[p.name] for p in spec.outputs if p.role is Role.LOSS]
         return Backward(self._upstream(cotangents), losses[0] if losses else None)
 
+    def forget(self) -> None:
+        """See `Estimator.forget`."""
+        self._stash.clear()
+
     @property
     def stash_bytes(self) -> int:
         """See `Estimator.stash_bytes`."""

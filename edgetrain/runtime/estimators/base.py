@@ -25,7 +25,7 @@ class Backward:
     """What a backward gives beside the gradient it adds up.
 
     Attributes:
-        cotangents: for upstream, by activation.
+        cotangents: for upstream, by activation; or slopes, see `Rays`.
         losses: of each sample, at the last stage; None elsewhere.
     """
 
@@ -49,9 +49,13 @@ class Estimator(Protocol):
 
         Args:
             tick: as given to `forward`.
-            arriving: the cotangents of the sent activations, by name; at the last stage
-                the labels, under ``labels``.
+            arriving: the cotangents of the sent activations, by name, or slopes; at the
+                last stage the labels, under ``labels``.
         """
+        ...
+
+    def forget(self) -> None:
+        """Be as new: drop what was kept and what was learned beside the weights."""
         ...
 
     @property

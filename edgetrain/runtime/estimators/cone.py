@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgetrain.manifest import Unit
+from edgetrain.segment import Unit
 
 Array = npt.NDArray[Any]
-Sums = npt.NDArray[np.float64]
+Sums = npt.NDArray[np.floating[Any]]
 
 
 def felt(unit: Unit, product: Array) -> Sums:
@@ -27,20 +27,22 @@ def felt(unit: Unit, product: Array) -> Sums:
     Returns:
         [N, ...] that broadcasts to the unit's shape.
     """
-    total: Sums = np.asarray(product, np.float64)
+    everywhere = tuple(a for a, spans in enumerate(unit.cone, start=1) if not spans)
+    total: Sums = product
+    if everywhere:
+        total = product.sum(axis=everywhere, dtype=np.float64, keepdims=True)
     for axis, spans in enumerate(unit.cone, start=1):
-        total = _summed(total, axis, spans)
-    return total
+        if spans:
+            total = _summed(total, axis, spans)
+    return total.astype(np.float32)
 
 
 def _summed(values: Sums, axis: int, spans: Sequence[tuple[int, int]]) -> Sums:
-    if not spans:
-        return np.asarray(values.sum(axis=axis, keepdims=True))
     same = values.shape[axis] == len(spans)
     if same and all(span == (place, place) for place, span in enumerate(spans)):
         return values
     start = np.zeros_like(values.take([0], axis=axis))
-    running = np.concatenate([start, values.cumsum(axis=axis)], axis=axis)
+    running = np.concatenate([start, values.cumsum(axis=axis, dtype=np.float64)], axis=axis)
     first, last = np.asarray(spans).T
     last = np.maximum(last + 1, first)
     return np.asarray(running.take(last, axis=axis) - running.take(first, axis=axis))

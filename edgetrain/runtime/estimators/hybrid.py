@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from edgetrain.bundle import Bundle
@@ -15,8 +13,6 @@ from edgetrain.runtime.estimators.base import Arrays, Backward, Tick
 from edgetrain.runtime.estimators.segmented import Segmented
 from edgetrain.runtime.estimators.weight_noise import WeightNoise
 from edgetrain.runtime.parameters import Parameters
-
-Estimate = Callable[[Tick, Arrays, Arrays], Arrays]
 
 
 class Hybrid(Segmented):
@@ -38,7 +34,7 @@ class Hybrid(Segmented):
         self, bundle: Bundle, engine: Engine, parameters: Parameters, seed: int
     ) -> None:
         super().__init__(bundle, engine, parameters)
-        self._estimate: Estimate
+        self._estimate: Activity | WeightNoise
         if self._manifest.estimator.noise == ACTIVATIONS:
             self._estimate = Activity(self._manifest, self._segments, seed)
         else:
@@ -58,6 +54,11 @@ class Hybrid(Segmented):
             upstream = self._estimate(tick, stash, own)
         self._parameters.accumulate()
         return Backward(self._upstream(arriving, stash, upstream), losses)
+
+    def forget(self) -> None:
+        """See `Estimator.forget`."""
+        super().forget()
+        self._estimate.forget()
 
     def _upstream(self, arriving: Arrays, stash: Arrays, estimated: Arrays) -> Arrays:
         """What passes through, and what was estimated; nothing arriving counts as 0."""

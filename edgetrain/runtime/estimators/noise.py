@@ -1,4 +1,4 @@
-"""Standard normal noise that is regenerated instead of stored or sent.
+"""Noise that is regenerated instead of stored or sent: normals, and signs.
 
 Any device that knows the key draws the same numbers, to the bit. numpy's own normal
 sampler does not promise that: it goes through the platform's libm and may change between
@@ -66,10 +66,7 @@ def normal(key: NoiseKey, shape: tuple[int, ...]) -> Array:
 
     Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011 (Philox).
     """
-    key_words = np.array([key.seed & _WORD, key.step & _WORD], np.uint64)
-    place = (key.microbatch & 0xFFFFFFFF) << 32 | key.layer & 0xFFFFFFFF
-    counter = np.array([0, 0, key.k & _WORD, place], np.uint64)
-    generator = np.random.Philox(key=key_words, counter=counter)
+    generator = _generator(key)
     out = np.empty(math.prod(shape), np.float32)
     for start in range(0, out.size, _BLOCK):
         part = out[start : start + _BLOCK]
@@ -77,6 +74,28 @@ def normal(key: NoiseKey, shape: tuple[int, ...]) -> Array:
         words = raw.astype("<u8", copy=False).view("<u4")[: part.size]
         part[...] = from_words(words)
     return out.reshape(shape)
+
+
+def signs(key: NoiseKey, shape: tuple[int, ...]) -> Array:
+    """Draw -1 or 1 for each element, float32, one random bit each.
+
+    For a directional derivative they serve as well as normals, E[v v'] = 1, with a
+    variance that is a little smaller, and cost a tenth.
+    """
+    count = math.prod(shape)
+    words = _generator(key).random_raw(-(-count // 64)).astype("<u8", copy=False)
+    bits = np.unpackbits(words.view(np.uint8), count=count, bitorder="little")
+    out = bits.astype(np.float32)
+    out *= np.float32(2.0)
+    out -= np.float32(1.0)
+    return out.reshape(shape)
+
+
+def _generator(key: NoiseKey) -> np.random.Philox:
+    words = np.array([key.seed & _WORD, key.step & _WORD], np.uint64)
+    place = (key.microbatch & 0xFFFFFFFF) << 32 | key.layer & 0xFFFFFFFF
+    counter = np.array([0, 0, key.k & _WORD, place], np.uint64)
+    return np.random.Philox(key=words, counter=counter)
 
 
 def from_words(words: npt.NDArray[np.uint32]) -> Array:

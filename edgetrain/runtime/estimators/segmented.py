@@ -38,7 +38,11 @@ class Segmented:
             results = self._graphs[GraphName.FORWARD].run(activations)
         values = {**activations, **results}
         self._stash[tick] = {name: values[name] for name in self._kept}
-        return {spec.name: values[spec.name] for spec in self._manifest.sends}
+        return {spec.name: values[spec.name] for spec in self._manifest.downstream}
+
+    def forget(self) -> None:
+        """See `Estimator.forget`."""
+        self._stash.clear()
 
     @property
     def stash_bytes(self) -> int:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgetrain.bundle import Bundle
-from edgetrain.manifest import GraphName, Manifest, Role, Unit
-from edgetrain.runtime.engines.base import Array, Engine, LoadedGraph
+from edgetrain.manifest import GraphName, Manifest, Role
+from edgetrain.rays import origin
+from edgetrain.runtime.engines.base import Array, Counting, Engine, LoadedGraph
 from edgetrain.runtime.estimators.base import Arrays
 from edgetrain.runtime.parameters import Parameters, Vector
+from edgetrain.segment import Unit
 
 Noise = Callable[[Unit], Array]
 Seen = Callable[[Unit, Arrays], None]
@@ -40,6 +42,7 @@ class Segments:
     """
 
     def __init__(self, bundle: Bundle, engine: Engine, parameters: Parameters) -> None:
+        self._engine = engine
         self._specs = bundle.manifest.graphs
         self._segments = bundle.manifest.segments
         self._ends = frozenset(ends_of(bundle.manifest))
@@ -56,9 +59,15 @@ class Segments:
         """All units that are perturbed or given a cotangent, in order."""
         return tuple(unit for segment in self._segments for unit in segment.units)
 
+    def note(self, *arrays: Array) -> None:
+        """Let what is held beside the segments' own values be counted."""
+        if isinstance(self._engine, Counting):
+            self._engine.note(arrays)
+
     def holding(self, parameters: Parameters, weights: Vector) -> Segments:
         """The same graphs on other weights."""
         other = object.__new__(Segments)
+        other._engine = self._engine
         other._specs, other._segments = self._specs, self._segments
         other._ends = self._ends
         other._graphs = {
@@ -152,6 +161,11 @@ class Segments:
                 del values[name]
 
 
+def nothing(unit: Unit) -> Array:
+    """No noise, or no cotangent."""
+    return np.zeros(unit.shape, unit.dtype)
+
+
 def masked(unit: Unit, values: Arrays, array: Array) -> Array:
     """What of a unit's noise reaches the stage's end: where its rectifier lets it pass."""
     if not unit.mask:
@@ -163,8 +177,8 @@ def masked(unit: Unit, values: Arrays, array: Array) -> Array:
 
 
 def ends_of(manifest: Manifest) -> tuple[str, ...]:
-    """The values whose cotangent a stage is given; its own at the loss."""
+    """The values whose cotangent a stage is given, its own at the loss, or whose rays."""
     criterion = manifest.graphs.get(GraphName.CRITERION)
     if criterion is not None:
         return tuple(port.key for port in criterion.ports(Role.COTANGENT))
-    return manifest.cotangents_in
+    return manifest.cotangents_in or tuple(origin(ray) for ray in manifest.rays.made)

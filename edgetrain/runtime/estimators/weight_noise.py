@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from edgetrain.manifest import Manifest, Role, Unit, view
+from edgetrain.manifest import Manifest, Role
 from edgetrain.runtime.engines.base import LoadedGraph
 from edgetrain.runtime.estimators.base import Arrays, Tick
+from edgetrain.runtime.estimators.moved_weights import MovedWeights
 from edgetrain.runtime.estimators.noise import NoiseKey, normal
-from edgetrain.runtime.estimators.segments import Segments
+from edgetrain.runtime.estimators.segments import Segments, nothing
 from edgetrain.runtime.parameters import Parameters
 
 Array = npt.NDArray[Any]
@@ -20,7 +21,7 @@ Array = npt.NDArray[Any]
 WEIGHT_STEP: Final = 1e-3
 ACTIVATION_STEP: Final = 1e-2  # times the activation's root mean square
 SMALLEST: Final = 1e-30
-UPSTREAM_LAYER: Final = 1 << 16  # noise of activations, apart from that of any weight
+UPSTREAM_LAYER: Final = 1 << 20  # noise of activations, apart from that of any weight
 
 
 class WeightNoise:
@@ -53,58 +54,39 @@ class WeightNoise:
         self._manifest = manifest
         self._segments = segments
         self._forward = forward
-        self._parameters = parameters
         self._seed = seed
         self._tangents = manifest.estimator.tangents
         spec = manifest.graphs["forward"]
-        self._moved_weights = parameters.weights.copy()
-        self._moved = forward.holding(parameters.held(spec, self._moved_weights))
+        self._weights = MovedWeights(manifest, parameters, seed)
+        self._moved = forward.holding(parameters.held(spec, self._weights.buffer))
         self._inputs = [p.name for p in spec.inputs if p.role is Role.ACTIVATION]
-        exact = {
-            port.key
-            for segment in manifest.segments
-            if segment.exact and segment.contract
-            for port in manifest.graphs[segment.contract].ports(Role.GRADIENT)
-        }
-        self._estimated = {
-            layer: weight
-            for layer, weight in enumerate(manifest.weights)
-            if weight.trainable and weight.name not in exact
-        }
 
     def __call__(self, tick: Tick, stash: Arrays, cotangents: Arrays) -> Arrays:
         """See `Activity`."""
-        self._segments.contract(stash, _nothing, cotangents)
+        self._segments.contract(stash, nothing, cotangents)
         self._estimate_gradient(tick, stash, cotangents)
         return self._estimate_upstream(tick, stash, cotangents)
 
+    def forget(self) -> None:
+        """There is nothing that was learned."""
+
     def _estimate_gradient(self, tick: Tick, stash: Arrays, cotangents: Arrays) -> None:
         """One scalar a tangent for all estimated weights together."""
-        for weight in self._estimated.values():
-            view(self._parameters.scratch, weight)[...] = 0
-        tangents = self._tangents if self._estimated else 0
-        for k in range(tangents):
-            noise = {
-                layer: self._noise(tick, layer, k, weight.shape)
-                for layer, weight in self._estimated.items()
-            }
+        slopes = np.zeros(self._tangents if self._weights.estimated else 0)
+        for k in range(len(slopes)):
 
-            def shifted(size: float, noise: Mapping[int, Array] = noise) -> Arrays:
-                np.copyto(self._moved_weights, self._parameters.weights)
-                for layer, weight in self._estimated.items():
-                    part = view(self._moved_weights, weight)
-                    part += np.float32(size) * noise[layer]
+            def shifted(size: float, k: int = k) -> Arrays:
+                self._weights.move(tick, k, size)
                 return self._moved.run(stash)
 
-            scalar = _slopes(shifted, WEIGHT_STEP, cotangents, 1).item() / tangents
-            for layer, weight in self._estimated.items():
-                part = view(self._parameters.scratch, weight)
-                part += np.float32(scalar) * noise[layer]
+            slopes[k] = _slopes(shifted, WEIGHT_STEP, cotangents, 1).item()
+        self._weights.contract(tick, slopes)
 
     def _estimate_upstream(self, tick: Tick, stash: Arrays, own: Arrays) -> Arrays:
         """Cotangents of the received activations that the stage reads."""
         wanted = self._manifest.cotangents_out
-        layers = {name: UPSTREAM_LAYER + i for i, name in enumerate(wanted)}
+        first = UPSTREAM_LAYER * (1 + self._manifest.stage)
+        layers = {name: first + index for index, name in enumerate(wanted)}
         found: dict[str, Array] = {}
         for name in (n for n in wanted if n in self._inputs):
             x = stash[name]
@@ -135,10 +117,6 @@ class WeightNoise:
     def _noise(self, tick: Tick, layer: int, k: int, shape: tuple[int, ...]) -> Array:
         key = NoiseKey(self._seed, tick.step, tick.microbatch, layer, k)
         return normal(key, shape)
-
-
-def _nothing(unit: Unit) -> Array:
-    return np.zeros(unit.shape, unit.dtype)
 
 
 def _slopes(

@@ -1,0 +1,120 @@
+"""Stages without a backward graph train on real agents, beside exact ones.
+
+The bars are those of the measured reference of each mode, less its spread; seeds are fixed.
+What a run reached is printed with ``pytest -s``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from free_data import HELD_OUT_PEOPLE
+from free_runs import trained
+from free_tasks import (
+    Task,
+    digits_mlp,
+    mnist_deep_mlp,
+    mnist_inverted,
+    mnist_mobilenet,
+    mnist_rotated,
+    watch_mobilenet,
+    watch_transformer,
+)
+
+from edgetrain.estimator_spec import DEFAULT, EstimatorSpec
+
+ONE = EstimatorSpec(1)
+HYBRID = ("hybrid", "vjp")
+
+
+def reached(
+    task: Task,
+    folder: Path,
+    cut: str,
+    modes: Sequence[str],
+    estimator: EstimatorSpec = DEFAULT,
+) -> float:
+    cuts = task.cuts[cut] if cut else ()
+    accuracy = trained(task, folder / "-".join((cut, *modes)), cuts, modes, estimator)
+    print(f"{cut} {'/'.join(modes)}: {accuracy:.4f}")  # noqa: T201 - shown with pytest -s
+    return accuracy
+
+
+@pytest.mark.parametrize("form", ["jvp", "forward"])
+def test_digits_before_an_exact_layer(form: str, tmp_path: Path) -> None:
+    estimator = EstimatorSpec(1, form=form)
+    assert reached(digits_mlp(300), tmp_path, "last", HYBRID, estimator) >= 0.965
+
+
+def test_digits_for_longer(tmp_path: Path) -> None:
+    assert reached(digits_mlp(1500), tmp_path, "last", HYBRID, ONE) >= 0.973
+
+
+@pytest.mark.parametrize("cut", ["convolutions", "hidden"])
+def test_rotated_digits(cut: str, tmp_path: Path) -> None:
+    """A pretrained convolutional net adapts as well as with exact gradients."""
+    task = mnist_rotated()
+    exact = reached(task, tmp_path, cut, ("vjp", "vjp"))
+    estimated = reached(task, tmp_path, cut, HYBRID)
+    assert estimated >= 0.90
+    assert estimated >= exact - 0.015
+
+
+def test_inverted_digits(tmp_path: Path) -> None:
+    """What has changed is at the sensor: the first layers must learn, or it stays bad."""
+    task = mnist_inverted()
+    frozen = reached(task, tmp_path, "convolutions", ("frozen", "vjp"))
+    assert reached(task, tmp_path, "convolutions", HYBRID) >= max(0.88, frozen + 0.01)
+
+
+def test_the_middle_of_a_deep_net(tmp_path: Path) -> None:
+    """The stage before it learns from the cotangent that it estimates."""
+    task = mnist_deep_mlp()
+    exact = reached(task, tmp_path, "middle", ("vjp", "vjp", "vjp"))
+    assert reached(task, tmp_path, "middle", ("vjp", "hybrid", "vjp")) >= exact - 0.025
+
+
+def test_from_scratch_on_statistics_of_the_first_samples(tmp_path: Path) -> None:
+    estimator = EstimatorSpec(2)
+    assert reached(mnist_mobilenet(), tmp_path, "first", HYBRID, estimator) >= 0.85
+
+
+@pytest.fixture(scope="module")
+def watches(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], float]:
+    """The transformer on each held-out person: mean accuracy by cut and modes."""
+    folder = tmp_path_factory.mktemp("watches")
+    ways = [
+        ("first", "vjp", "vjp"),
+        ("first", "identity", "vjp"),
+        ("middle", "vjp", "identity", "vjp"),
+        ("first_two", "identity", "vjp"),
+        ("first_two", "frozen", "vjp"),
+    ]
+    return {
+        (cut, *modes): float(
+            np.mean(
+                [
+                    reached(watch_transformer(p), folder / str(p), cut, modes)
+                    for p in HELD_OUT_PEOPLE
+                ]
+            )
+        )
+        for cut, *modes in ways
+    }
+
+
+def test_a_transformer_meets_a_person(watches: dict[tuple[str, ...], float]) -> None:
+    exact = watches["first", "vjp", "vjp"]
+    assert exact >= 0.925
+    assert watches["first", "identity", "vjp"] >= 0.925
+    assert watches["middle", "vjp", "identity", "vjp"] >= max(0.93, exact - 0.025)
+    two = watches["first_two", "identity", "vjp"]
+    assert two >= watches["first_two", "frozen", "vjp"]
+
+
+def test_a_convolutional_net_meets_a_person(tmp_path: Path) -> None:
+    person = HELD_OUT_PEOPLE[0]
+    assert reached(watch_mobilenet(person), tmp_path, "first", HYBRID, ONE) >= 0.915
