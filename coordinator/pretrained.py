@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from coordinator.job import Job
-from coordinator.optimizer import optimizer_spec
 from edgetrain.manifest import Mode
+from edgetrain.optimizer_spec import LRSpec, OptimizerSpec
 from edgetrain.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgetrain.runtime.stage import Stage
 from edgetrain.samples import Samples
@@ -40,7 +40,7 @@ def is_pretrained(job: Job) -> bool:
     mixed = np.random.Generator(np.random.Philox(0)).permutation(count)
     taken = samples.take(rows)
     (bundle,) = job.compile((), (Mode.FROZEN,))
-    optimizer = optimizer_spec(job.config.train, total_steps=1)
+    optimizer = OptimizerSpec("sgd", LRSpec(1.0))  # which never makes a step
     stage = Stage(bundle, OnnxRuntimeEngine(), optimizer, microbatches=1, seed=0)
     own, others = (
         _loss(stage, Samples(taken.inputs, labels), batch)

@@ -98,7 +98,7 @@ def test_the_reasons_are_shown_before_the_first_step(task, tmp_path):
 
 
 def test_weights_that_know_the_task_are_told_from_weights_that_do_not(task, tmp_path):
-    config = task()
+    config = task(train={"lr_schedule": "cosine", "warmup_steps": 5})
     assert not is_pretrained(prepare(config))
     trained = train(config, tmp_path / "run", [SimDevice("one")])
     model = trained.model
