@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from coordinator.fleet import Event, Fleet, Gone, Said
 from edgetrain.bundle import Bundle, sha256
 from edgetrain.errors import DeviceError, FleetError
+from edgetrain.manifest import Manifest
 from edgetrain.optimizer_spec import OptimizerSpec
 from edgetrain.runtime.outbox import Outbox
 from edgetrain.wire.frame import DEFAULT_CHUNK_BYTES, Address, Kind
@@ -48,13 +49,14 @@ def deploy(
         FleetError: one did not report in time.
     """
     d = deployment
+    route = Route(d.devices, heads_of([bundle.manifest for bundle in bundles]))
     for stage, (device, bundle) in enumerate(zip(d.devices, bundles, strict=True)):
         data = bundle.encode()
         command = Deploy(
             run=d.run,
             epoch=d.epoch,
             stage=stage,
-            route=Route(d.devices),
+            route=route,
             bundle_sha256=sha256(data),
             bundle_bytes=len(data),
             schedule=d.schedule,
@@ -78,6 +80,11 @@ def deploy(
             )
         _note(event, d, ready)
     return [ready[stage] for stage in range(len(d.devices))]
+
+
+def heads_of(manifests: Sequence[Manifest]) -> tuple[int, ...]:
+    """The stages before the last that take labels."""
+    return tuple(m.stage for m in manifests[:-1] if m.labels is not None)
 
 
 def _note(event: Event, deployment: Deployment, ready: dict[int, Ready]) -> None:

@@ -19,6 +19,7 @@ class Ends:
         run, epoch: of the plan in force.
         first, last: manifests of the first and the last stage.
         first_device, last_device: who runs them.
+        heads: the stages before the last that take labels in training, with their devices.
     """
 
     run: int
@@ -28,10 +29,11 @@ class Ends:
     first_device: str
     last_device: str
     chunk_bytes: int
+    heads: tuple[tuple[int, str], ...] = ()
 
 
 class Feed:
-    """Inputs to the first stage and labels to the last, a microbatch at a time."""
+    """Inputs to the first stage and labels to those that compare, by microbatches."""
 
     def __init__(
         self, outbox: Outbox, ends: Ends, train: Samples, evaluation: Samples | None
@@ -75,11 +77,12 @@ class Feed:
             )
             sent += self._put(ends.first_device, address, samples.inputs[spec.name])
         if samples.labels is not None:
-            stage = ends.last.stage
-            address = Address(
-                Kind.LABELS, ends.run, ends.epoch, stage, step, m, 0, evaluation
-            )
-            sent += self._put(ends.last_device, address, samples.labels)
+            heads = () if evaluation else ends.heads
+            for stage, device in (*heads, (ends.last.stage, ends.last_device)):
+                address = Address(
+                    Kind.LABELS, ends.run, ends.epoch, stage, step, m, 0, evaluation
+                )
+                sent += self._put(device, address, samples.labels)
         return sent
 
     def _put(self, device: str, address: Address, array: Array) -> int:

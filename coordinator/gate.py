@@ -38,6 +38,9 @@ class Judge(Protocol):
 class Gate:
     """Compares stages with what they were: at the first evaluation, half-way, at the end.
 
+    A stage goes back when it was worse twice in a row, or is at the end: while all weights
+    are young, a stage may look bad for a while.
+
     Args:
         loop: of the run; evaluates.
         stages: that keep their deployed weights.
@@ -52,6 +55,7 @@ class Gate:
         self._stages = stages
         self._judge = judge
         self._moments = deque((1, -(-steps // 2), steps))
+        self._suspects: set[int] = set()
 
     def due(self, step: int) -> bool:
         """Whether the evaluation after so many steps is one to compare at."""
@@ -69,13 +73,20 @@ class Gate:
         for stage in self._stages:
             self._loop.revert(stage, TRY)
             other = self._loop.measure(each=True)
-            worse = is_worse(measured.scores, other.scores)
-            self._loop.revert(stage, KEEP if worse else UNDO)
-            self._judge.gated(_verdict(stage, step, measured, other, rolled_back=worse))
-            if worse:
-                self._stages = tuple(other for other in self._stages if other != stage)
+            closes = self._closes(stage, worse=is_worse(measured.scores, other.scores))
+            self._loop.revert(stage, KEEP if closes else UNDO)
+            self._judge.gated(_verdict(stage, step, measured, other, rolled_back=closes))
+            if closes:
+                self._stages = tuple(n for n in self._stages if n != stage)
                 measured = other
                 self._judge.evaluated(step, other.score)
+
+    def _closes(self, stage: int, *, worse: bool) -> bool:
+        again = stage in self._suspects or not self._moments
+        self._suspects.discard(stage)
+        if worse and not again:
+            self._suspects.add(stage)
+        return worse and again
 
 
 def is_worse(trained: Scores, deployed: Scores) -> bool:

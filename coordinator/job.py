@@ -87,6 +87,7 @@ class Job:
             estimator=self.config.estimator,
             estimators=estimators,
             returns=returns,
+            seed=self.config.train.seed,
         )
         return compile_stages(self.program, cuts, recipe)
 
@@ -167,7 +168,7 @@ def _compile_early(job: Job) -> None:
     common = job.config.train.common_gradient
     if common in CARRYING:
         job.compile((), (Mode(common),))
-    elif not any(job.config.mentions(mode) for mode in ("hybrid", *CARRYING)):
+    elif job.config.gradients <= {AUTO, Mode.VJP, Mode.FROZEN}:
         job.compile((), (Mode.VJP,))
 
 

@@ -14,7 +14,7 @@ from coordinator.feed import Feed
 from coordinator.fleet import Event, Fleet, Gone, Said
 from coordinator.tally import StepTotal, Tally
 from edgetrain.errors import DeviceError, DivergedError, FleetError, RunError
-from edgetrain.manifest import Manifest, view
+from edgetrain.manifest import HEAD, Manifest, view
 from edgetrain.runtime.parameters import RUN_AHEAD
 from edgetrain.samples import BatchOrder
 from edgetrain.wire.frame import Kind
@@ -273,7 +273,11 @@ def _unpack(manifest: Manifest, message: Message) -> Weights:
 
 
 def merged(base: Mapping[str, npt.NDArray[np.float32]], trained: Weights) -> Weights:
-    """All weights of a model: the trained ones, and the rest as they were."""
+    """All weights of a model: the trained ones, and the rest as they were.
+
+    Those of heads, which only training needed, are dropped.
+    """
+    trained = {n: w for n, w in trained.items() if n in base or not n.startswith(HEAD)}
     unknown = trained.keys() - base.keys()
     if unknown:
         raise RunError(f"weights that the model does not have: {sorted(unknown)}")

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from coordinator.deploy import Deployment, deploy
+from coordinator.deploy import Deployment, deploy, heads_of
 from coordinator.feed import Ends, Feed
 from coordinator.fleet import Fleet
 from coordinator.job import Job
@@ -173,6 +173,7 @@ class Rollout:
         if data.train is None:
             raise DataError("[data] train names no file")
         devices = deployed.assignment.devices
+        heads = heads_of([bundle.manifest for bundle in deployed.bundles])
         ends = Ends(
             self._run,
             deployed.epoch,
@@ -181,6 +182,7 @@ class Rollout:
             devices[0],
             devices[-1],
             DEFAULT_CHUNK_BYTES,
+            tuple((stage, devices[stage]) for stage in heads),
         )
         return Feed(self._outbox, ends, data.train, data.eval)
 

@@ -105,7 +105,11 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     add("--namespace", help="first word of all topics (edgetrain)")
     add("--threads", type=int, metavar="N", help="of the inference engine (1)")
     add("--memory", metavar="SIZE", help="to lend, such as 512MB (half of what is free)")
-    add("--gradient", metavar="MODE", help="only this one: vjp, hybrid or frozen (auto)")
+    add(
+        "--gradient",
+        metavar="MODE",
+        help="only this one: vjp, hybrid, local or frozen (auto)",
+    )
     add("--runs", metavar="WORDS", help="graphs to offer: backward,jvp,weights (all)")
     add(
         "--dataset",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Final
 
@@ -20,6 +20,7 @@ from edgetrain.tensors import TensorSpec
 FORMAT: Final = 1
 ALIGNMENT: Final = 16  # elements: each tensor of the flat buffer starts a 64-byte line
 FAST: Final = "fast/"
+HEAD: Final = "head/"  # what the weights of heads are named with
 
 
 class Role(StrEnum):
@@ -47,6 +48,8 @@ class GraphName(StrEnum):
         cotangents out.
     evaluate: as deployed: activations in, activations (or outputs and loss) out.
     criterion: model outputs and labels in, loss and the outputs' cotangents out.
+    head: the stage's end and labels in; loss, scores, gradients of the head's weights and
+        the cotangent of the end out.
 
     A segment has graphs of its own; see `Segment`.
     """
@@ -56,6 +59,7 @@ class GraphName(StrEnum):
     LOSS = "loss"
     EVALUATE = "evaluate"
     CRITERION = "criterion"
+    HEAD = "head"
 
 
 class Mode(StrEnum):
@@ -66,13 +70,18 @@ class Mode(StrEnum):
     HYBRID = "hybrid"
     FORWARD_GRADIENT = "forward_gradient"
     SPSA = "spsa"
+    LOCAL_VJP = "local_vjp"
+    LOCAL = "local"
     FROZEN = "frozen"
 
 
 # The modes whose noise is carried on to the loss, through stages of the same mode.
 CARRYING: Final = frozenset((Mode.FORWARD_GRADIENT, Mode.SPSA))
 # The modes whose stages run segment by segment and never a backward graph.
-SEGMENTED: Final = frozenset((Mode.IDENTITY, Mode.HYBRID)) | CARRYING
+SEGMENTED: Final = frozenset((Mode.IDENTITY, Mode.HYBRID, Mode.LOCAL)) | CARRYING
+# The modes whose stages learn from a loss of their own: no cotangent of what they make
+# comes from downstream, none goes upstream.
+DECOUPLED: Final = frozenset((Mode.LOCAL_VJP, Mode.LOCAL))
 
 
 class Port(msgspec.Struct, frozen=True):
@@ -161,7 +170,7 @@ class Manifest(msgspec.Struct, frozen=True):
             does not compute itself it passes through unchanged.
         cotangents_in: the names in `sends` for which a cotangent comes back.
         cotangents_out: the names in `receives` for which one is sent upstream.
-        labels: what the last stage compares with; None elsewhere.
+        labels: what the last stage, or a stage's own head, compares with; None elsewhere.
         outputs: the model's outputs that the last stage makes and its `evaluate` returns,
             that of the loss first.
         loss: the loss's name; empty for all but the last stage.
@@ -173,6 +182,8 @@ class Manifest(msgspec.Struct, frozen=True):
         skip: the received activation whose cotangent is that of what is sent (identity).
         estimator: how.
         rays: what crosses the cuts besides, and comes back in place of cotangents.
+        inner: how a stage with segments spreads the cotangent of its end: ``hybrid`` or
+            ``identity``. None where there are none.
     """
 
     model_sha256: str
@@ -198,6 +209,7 @@ class Manifest(msgspec.Struct, frozen=True):
     skip: str = ""
     estimator: EstimatorSpec = EstimatorSpec()
     rays: Rays = Rays()
+    inner: Mode | None = None
     format: int = FORMAT
 
     @property
@@ -229,14 +241,15 @@ class Manifest(msgspec.Struct, frozen=True):
             names = (GraphName.CRITERION, *(s.contract for s in self.segments))
         elif self.mode in SEGMENTED:
             pushed = (name for s in self.segments for name in (s.push, s.contract))
-            names = (GraphName.CRITERION, GraphName.FORWARD, *pushed)
+            names = (GraphName.CRITERION, GraphName.HEAD, GraphName.FORWARD, *pushed)
         made = {name for segment in self.segments for name in segment.made}
         kept = {
             port.name: TensorSpec(port.name, port.dtype, port.shape)
             for name in names
             if name in self.graphs
             for port in self.graphs[name].inputs
-            if port.role in (Role.ACTIVATION, Role.STASH) and port.name not in made
+            if port.role in (Role.ACTIVATION, Role.STASH)
+            and (port.name not in made or name == GraphName.HEAD)
         }
         return (*kept.values(), *(self.rays.made if self.is_last else ()))
 
@@ -247,34 +260,6 @@ class Manifest(msgspec.Struct, frozen=True):
     @property
     def is_last(self) -> bool:
         return self.stage == self.stages - 1
-
-
-def lay_out(
-    weights: Mapping[str, tuple[int, ...]],
-    trainable: frozenset[str],
-    numbers: Mapping[str, int],
-) -> tuple[tuple[WeightSpec, ...], int, int]:
-    """Place weights in one flat buffer, trainable ones first, each on its own cache line.
-
-    Args:
-        weights: shape of each weight, in the order wanted.
-        trainable: the names the optimizer updates.
-        numbers: of all weights in the whole model.
-
-    Returns:
-        The layout, the elements of its trainable part, and of the whole buffer.
-    """
-    offset = 0
-    trainable_elements = 0
-    layout = []
-    for name in sorted(weights, key=lambda name: name not in trainable):
-        kind = (tuple(weights[name]), offset, name in trainable)
-        spec = WeightSpec(name, *kind, numbers[name])
-        layout.append(spec)
-        offset += -(-max(1, spec.elements) // ALIGNMENT) * ALIGNMENT
-        if spec.trainable:
-            trainable_elements = offset
-    return tuple(layout), trainable_elements, offset
 
 
 def view(buffer: npt.NDArray[np.float32], spec: WeightSpec) -> npt.NDArray[np.float32]:

@@ -11,7 +11,8 @@ OPTIMIZERS: Final = ("sgd", "adam", "adamw")
 LR_SCHEDULES: Final = ("constant", "cosine", "step", "linear")
 SCHEDULES: Final = ("gpipe", "1f1b", "1f1b-eager")
 GRADIENTS: Final = (
-    "auto", "vjp", "identity", "hybrid", "forward_gradient", "spsa", "frozen",
+    "auto", "vjp", "identity", "hybrid", "local_vjp", "local", "forward_gradient", "spsa",
+    "frozen",
 )  # fmt: skip
 BATCHNORMS: Final = ("train", "frozen")
 AUTO: Final = "auto"

@@ -115,8 +115,10 @@ def train_pass(stages: Sequence[Stage], feeds: Arrays, tick: Tick = FIRST) -> Pa
         values = dict(stage.forward(tick, values))
         done.crossing |= values
         done.stash_bytes.append(stage.stash_bytes)
-    arriving: Arrays = {"labels": feeds["labels"]}
+    arriving: Arrays = {}
     for stage in reversed(stages):
+        if stage.manifest.labels is not None:
+            arriving = {**arriving, "labels": feeds["labels"]}
         result = stage.backward(tick, arriving)
         assert stage.stash_bytes == 0
         done.losses = result.losses if result.losses is not None else done.losses

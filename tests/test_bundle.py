@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgetrain.bundle import Bundle, sha256
+from edgetrain.compiler.layout import lay_out
 from edgetrain.errors import BundleError
-from edgetrain.manifest import ALIGNMENT, CARRYING, Mode, WeightSpec, lay_out, view
+from edgetrain.manifest import ALIGNMENT, CARRYING, DECOUPLED, Mode, WeightSpec, view
 from tests.stage_runs import compiled, finder
 
 FUZZ = settings(max_examples=150)
@@ -20,6 +21,7 @@ def bundle(name: str = "residual", mode: Mode = Mode.VJP) -> Bundle:
     """Of the middle of three stages: statistics, stash, both kinds of cotangent."""
     cuts = finder(name).valid()[:2]
     modes = [Mode.FROZEN, mode, mode] if mode in CARRYING else [Mode.VJP, mode, Mode.VJP]
+    modes[0] = mode if mode in DECOUPLED else modes[0]
     return compiled(name, cuts, modes=modes)[1]
 
 

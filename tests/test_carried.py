@@ -91,7 +91,7 @@ def test_the_mean_of_estimates_approaches_the_exact_as_one_over_n(case):
 def test_estimates_point_downhill(name, case):
     """On real layers, many directions together lie close to the exact gradient."""
     mode, spec = CASES[case]
-    spec = EstimatorSpec(400, form=spec.form, control_variate=False)
+    spec = EstimatorSpec(800, form=spec.form, control_variate=False)
     trainable = "last:2" if mode is SPSA else "all"
     cut = finder(name, trainable).valid()[0]
     bundles = compiled(name, [cut], trainable=trainable, modes=[mode] * 2, estimator=spec)

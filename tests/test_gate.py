@@ -86,11 +86,13 @@ def test_a_stage_that_does_harm_is_rolled_back_and_the_others_go_on(spoilt, tmp_
     assert np.array_equal(after["w1"], before["w1"])
     assert np.array_equal(after["b1"], before["b1"])
     assert not np.array_equal(after["b2"], before["b2"])
-    (gate,) = read_gates(outcome.folder / METRICS_FILE)
-    assert (gate.step, gate.gate_stage, gate.rolled_back) == (6, 0, True)
+    first, gate = read_gates(outcome.folder / METRICS_FILE)
+    assert (first.step, first.gate_stage, first.rolled_back) == (6, 0, False)
+    assert first.gate_trained < first.gate_deployed
+    assert (gate.step, gate.gate_stage, gate.rolled_back) == (18, 0, True)
     (remark,) = outcome.remarks
     assert remark == (
-        "stage 0 (hybrid on one) was rolled back at step 6 and trains no more: accuracy"
+        "stage 0 (hybrid on one) was rolled back at step 18 and trains no more: accuracy"
         f" {gate.gate_trained:.4g} with its training, {gate.gate_deployed:.4g} without"
     )
     assert "rolled back" in (outcome.folder / "report.html").read_text()

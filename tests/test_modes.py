@@ -207,8 +207,8 @@ def check(facts: StageFacts, choice: Choice, arrives: str, available) -> None:
     assert facts.offered in ("auto", mode) or mode == "frozen"
     assert choice.form == "forward" or JVP in runs
     if mode not in ("frozen", "vjp"):
-        assert WEIGHTS in runs
-        assert facts.trains
+        assert WEIGHTS in runs or not facts.trains
+        assert facts.trains or facts.offered == mode
     match mode:
         case "vjp":
             assert BACKWARD in runs
@@ -241,3 +241,24 @@ def sent(facts: StageFacts, choice: Choice, arrives: str) -> str:
 def test_devices_that_run_all_are_all_exact(stages, pretrained):
     able = [StageFacts(f.device, ALL, trains=f.trains, branches=f.branches) for f in stages]
     assert set(modes(able, pretrained).split()) == {"vjp"}
+
+
+def test_heads_may_be_asked_for_everywhere():
+    """The last stage's own loss is its head."""
+    every = frozenset(ORDER)
+    for mode in ("local_vjp", "local"):
+        for stage in (asking(FULL, mode), StageFacts("pc", ALL, offered=mode)):
+            assert modes([stage, stage], available=every) == f"{mode} {mode}"
+
+
+def test_a_pretrained_stage_without_backward_learns_only_from_heads_that_know():
+    every = frozenset(ORDER) - {"forward_gradient", "spsa"}
+    for stages, without, with_them in (
+        ([CONV, FULL], "frozen vjp", "local vjp"),
+        ([NPU, NPU, FULL], "frozen hybrid vjp", "local hybrid vjp"),
+    ):
+        for shipped, expected in ((False, without), (True, with_them)):
+            choices = choose_modes(
+                stages, pretrained=True, available=every, shipped=shipped
+            )
+            assert " ".join(choice.mode for choice in choices) == expected

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from edgetrain.errors import BundleError
-from edgetrain.manifest import GraphName, Mode, Role, view
+from edgetrain.manifest import DECOUPLED, GraphName, Mode, Role, view
 from edgetrain.optimizer_spec import LRSpec, OptimizerSpec
 from edgetrain.runtime.memory_forecast import required_bytes
 from edgetrain.runtime.parameters import COMMITS_KEPT, RUN_AHEAD, Parameters, commits_kept
@@ -110,14 +110,15 @@ def test_a_commit_holds_the_running_statistics_of_its_own_step():
         (OptimizerSpec("adam", LRSpec(0.1)), 2),
     ],
 )
-@pytest.mark.parametrize("mode", [Mode.VJP, Mode.HYBRID])
+@pytest.mark.parametrize("mode", [Mode.VJP, Mode.HYBRID, Mode.LOCAL_VJP, Mode.LOCAL])
 def test_the_memory_asked_for_is_what_is_allocated(optimizer, states, mode):
     """Weights, commits, gradient, scratch, optimizer state, and a stash a microbatch."""
     cut = finder("deep").named("t2")
     bundle = compiled("deep", [cut], modes=[mode, Mode.VJP])[0]
     manifest = bundle.manifest
-    copies = COMMITS_KEPT
-    trained = 2 + states + (mode is Mode.HYBRID)  # which keeps its deployed weights
+    copies = commits_kept(manifest)
+    assert copies == COMMITS_KEPT + (RUN_AHEAD if mode in DECOUPLED else 0)
+    trained = 2 + states + (mode is not Mode.VJP)  # a copy of the deployed weights
     buffers = copies * manifest.elements + trained * manifest.trainable_elements
     crossing = sum(s.nbytes for s in (*manifest.receives, *manifest.sends))
     none = required_bytes(manifest, optimizer, 0)
@@ -127,7 +128,8 @@ def test_the_memory_asked_for_is_what_is_allocated(optimizer, states, mode):
     stage = Stage(bundle, ENGINE, optimizer, microbatches=1, seed=0)
     stage.forward(FIRST, {"x": samples("deep")["x"]})
     assert one == stage.stash_bytes + crossing > crossing
-    stage.update(0)
+    for step in range(copies):
+        stage.update(step)
     assert 0 <= 4 * buffers + stage.stash_bytes - stage.memory_bytes < 64
 
 
@@ -135,6 +137,8 @@ def test_only_a_stage_that_nothing_holds_back_needs_more_commits():
     bundles = compiled("deep", finder("deep").valid()[:2], trainable="last:1")
     kept = [commits_kept(bundle.manifest) for bundle in bundles]
     assert kept == [COMMITS_KEPT + RUN_AHEAD] * 2 + [COMMITS_KEPT]
+    bundles = compiled("deep", finder("deep").valid()[:2], modes=[Mode.LOCAL_VJP] * 3)
+    assert [commits_kept(bundle.manifest) for bundle in bundles] == kept
     bundles = compiled("deep", finder("deep").valid()[:2])
     assert {commits_kept(bundle.manifest) for bundle in bundles} == {COMMITS_KEPT}
 

@@ -91,11 +91,12 @@ def test_the_manifest_predicts_the_stash_to_the_byte(name, position, keep):
     assert [bundle.manifest.stash_bytes for bundle in bundles] == done.stash_bytes
 
 
-def test_the_manifest_predicts_a_hybrid_stash_too():
+@pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.LOCAL, Mode.LOCAL_VJP])
+def test_the_manifest_predicts_the_stash_of_other_modes_too(mode):
     recipe = Recipe(
         select_trainable(program("deep"), "all"),
         "softmax_cross_entropy",
-        (Mode.HYBRID, Mode.HYBRID),
+        (mode, mode),
     )
     bundles = compile_stages(program("deep"), [finder("deep").named("t2")], recipe)
     done = train_pass(stages_of(bundles), samples("deep"))

@@ -29,6 +29,7 @@ from edgetrain.train_config import TrainConfig
 from edgetrain.transport.broker import embedded_broker
 from edgetrain.transport.link import MqttSettings
 from edgetrain.transport.mqtt import MqttTransport
+from edgetrain.wire.frame import Kind
 from edgetrain.wire.topics import COORDINATOR, Channel, parse_inbox
 
 STEPS = 3
@@ -42,10 +43,16 @@ LENET_CUTS = ("pool1", "flat")
 LENET_FLOATS = [28 * 28, *2 * [6 * 14 * 14], *2 * [400]]
 
 
-def expected_bytes(batch: int, floats: list[int]) -> int:
-    """Of a step: activations, cotangents and int64 labels, each with its headers."""
+def expected_bytes(batch: int, floats: list[int], labelled: int = 1) -> int:
+    """Of a step: activations, cotangents and int64 labels, each with its headers.
+
+    Args:
+        batch: samples.
+        floats: a sample, of each tensor.
+        labelled: how many stages take labels.
+    """
     samples = batch // MICROBATCHES
-    bodies = [*(4 * samples * count for count in floats), 8 * samples]
+    bodies = [*(4 * samples * count for count in floats), *labelled * [8 * samples]]
     headers = HEADER_BYTES * sum(frames(body) for body in bodies)
     return MICROBATCHES * (sum(bodies) + headers)
 
@@ -81,6 +88,32 @@ def test_traffic_is_tensors_and_headers(batch: int, tmp_path: Path) -> None:
     counted = [wire.step_bytes(step) for step in range(STEPS)]
     assert counted == [expected_bytes(batch, LENET_FLOATS)] * STEPS
     assert counted == reported(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("gradient", "floats", "labelled"),
+    [
+        (("local_vjp", "local", "auto"), [28 * 28, 6 * 14 * 14, 400], 3),
+        (("local_vjp", "auto", "auto"), [28 * 28, 6 * 14 * 14, *2 * [400]], 2),
+    ],
+)
+def test_heads_take_labels_and_send_nothing_back(
+    gradient: tuple[str, ...], floats: list[int], labelled: int, tmp_path: Path
+) -> None:
+    wire = Wire()
+    train(lenet_run(tmp_path), tmp_path / "run", three(gradient), wire=wire)
+    counted = [wire.step_bytes(step) for step in range(STEPS)]
+    assert counted == [expected_bytes(BATCH, floats, labelled)] * STEPS
+    assert counted == reported(tmp_path / "run")
+    upstream = [s for s in wire.data() if s.frame.address.kind is Kind.COTANGENT]
+    assert all(sent.to == "two" for sent in upstream)
+    assert bool(upstream) == (labelled == 2)
+    evaluated = [
+        sent.to
+        for sent in wire.data()
+        if sent.frame.address.kind is Kind.LABELS and sent.frame.address.evaluation
+    ]
+    assert set(evaluated) == {"three"}
 
 
 def test_control_messages_add_little(tmp_path: Path) -> None:

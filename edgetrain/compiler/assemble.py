@@ -10,11 +10,20 @@ from edgetrain.bundle import Bundle
 from edgetrain.compiler.batch_statistics import running_statistics, use_batch_statistics
 from edgetrain.compiler.build import GraphBuilder, Node, live_nodes
 from edgetrain.compiler.division import Division
+from edgetrain.compiler.head import Head, fit
+from edgetrain.compiler.layout import placed
 from edgetrain.compiler.loss import LABELS, Criterion, attach
 from edgetrain.compiler.order import lean_order
 from edgetrain.compiler.origin import origins
 from edgetrain.compiler.part import Part
-from edgetrain.compiler.ports import COTANGENT, StageGraphs, make_port, merged, result_ports
+from edgetrain.compiler.ports import (
+    StageGraphs,
+    add_criterion,
+    add_seeds,
+    make_port,
+    merged,
+    result_ports,
+)
 from edgetrain.compiler.program import Program
 from edgetrain.compiler.rays import crossing_rays
 from edgetrain.compiler.rules.blocked import use_blocks
@@ -23,6 +32,7 @@ from edgetrain.compiler.values import constants, value_table
 from edgetrain.compiler.vjp import prepare, vjp
 from edgetrain.manifest import (
     CARRYING,
+    DECOUPLED,
     SEGMENTED,
     GraphName,
     Manifest,
@@ -30,8 +40,6 @@ from edgetrain.manifest import (
     Port,
     Role,
     RunningStatistic,
-    lay_out,
-    view,
 )
 from edgetrain.rays import Rays
 from edgetrain.segment import Segment
@@ -108,12 +116,19 @@ class _Stage:
         weights = [name for name in part.read if name in owner.program.weights]
         trains = part.mode is not Mode.FROZEN
         self._trained = [n for n in weights if trains and n in owner.trainable]
+        self._head: Head | None = None
+        self._drawn: dict[str, np.ndarray] = {}  # the weights that the model has not
+        if part.mode in DECOUPLED and self._trained and not part.target:
+            self._head = fit(owner.builder(), part, self._trained)
+            self._drawn = self._head.draw(part.seed, part.stage)
         self._division: Division | None = None
         if part.mode in SEGMENTED:
             whole = owner.builder()
-            ends = part.ends(self._cotangents_in)
+            own = (self._head.end.name,) if self._head else ()
+            ends = own or part.ends(self._cotangents_in)
             self._division = Division(whole, part, ends, owner.made_of, self._trained)
             self._trained = self._division.trained
+        self._trained = [*self._trained, *self._drawn]
         self._statistics: tuple[RunningStatistic, ...] = ()
         if part.batch_statistics:
             g = owner.builder()
@@ -121,7 +136,8 @@ class _Stage:
                 g, part.nodes, owner.program.weights.keys()
             )
         kept = {n for s in self._statistics for n in (s.mean, s.variance)}
-        self._held = [n for n in weights if n in kept or n in self._trained]
+        held = {*kept, *self._trained}
+        self._held = [n for n in (*weights, *self._drawn) if n in held]
         self._inlined = [n for n in weights if n not in self._held]
         self._graphs = StageGraphs(part, self._held)
 
@@ -133,6 +149,11 @@ class _Stage:
             self.add_fused()
         else:
             self.add_split()
+        if self._head is not None:
+            graph = self._head.add(self._graphs, self._owner.builder(), self._part)
+            self._labels = graph.labels
+        if self._part.mode in DECOUPLED:
+            self._cotangents_out = self._cotangents_in  # what passes it unchanged
         self.add_evaluate()
         return self.bundle()
 
@@ -151,13 +172,18 @@ class _Stage:
         """`forward` gives the stash that `backward` takes, if any gradient is wanted."""
         g, nodes, statistics = self._training_forward()
         forward = list(g.nodes)
-        seeds = self._seeds(g, self._cotangents_in)
+        seeds = add_seeds(g, self._cotangents_in)
+        late: Collection[str] = seeds.values()
+        if self._head is not None:
+            head, criterion = self._head.attach(g, self._part)
+            nodes, seeds = nodes + head, {criterion.target: criterion.cotangent}
+            late = (LABELS,)
         found = self._differentiate(g, nodes, seeds)
-        results = result_ports(g, found, self._cotangents_out, seeds.values())
+        results = result_ports(g, found, self._cotangents_out, late)
         wanted = {port.name for port in results}
         halves = Halves(forward, live_nodes(g.nodes[len(forward) :], wanted))
-        halves = divide(g, halves, seeds.values(), self._held, self._part.keep)
-        backward = lean_order(live_nodes(halves.backward, wanted), seeds.values())
+        halves = divide(g, halves, late, self._held, self._part.keep)
+        backward = lean_order(live_nodes(halves.backward, wanted), late)
         stash = self._graphs.add(g, GraphName.BACKWARD, results, backward)
         made = merged(self._made_ports(g, self._part.sends, Role.ACTIVATION), statistics)
         self._graphs.add(g, GraphName.FORWARD, merged(made, stash), halves.forward)
@@ -168,7 +194,8 @@ class _Stage:
         forward = self._made_ports(g, self._part.sends, Role.ACTIVATION)
         if self._part.target:
             forward.append(make_port(g, self._part.target, Role.ACTIVATION))
-            self._add_criterion()
+            g_loss = self._owner.builder()
+            add_criterion(self._graphs, g_loss, self._attach(g_loss))
         self._graphs.add(g, GraphName.FORWARD, merged(forward), g.nodes)
         builder = self._owner.builder(self._inlined)
         perturbed = division.perturbed(self._graphs)
@@ -177,9 +204,8 @@ class _Stage:
             target = builder.spec(self._part.target) if self._part.target else None
             learns = len(self._trained) > len(division.exact)
             units = [unit for segment in self._segments for unit in segment.units]
-            self._rays = crossing_rays(
-                self._part, self._slopes_in, target, units, learns=learns
-            )
+            slopes = self._slopes_in
+            self._rays = crossing_rays(self._part, slopes, target, units, learns=learns)
             return
         returned = {*self._cotangents_in, division.skip, *perturbed}
         self._cotangents_out = tuple(
@@ -199,14 +225,9 @@ class _Stage:
 
     def bundle(self) -> Bundle:
         program, part = self._owner.program, self._part
-        shapes = {n: program.weights[n].shape for n in self._held}
-        numbers = {name: number for number, name in enumerate(program.weights)}
-        layout, trainable_elements, elements = lay_out(
-            shapes, frozenset(self._trained), numbers
-        )
-        weights = np.zeros(elements, np.float32)
-        for spec in layout:
-            view(weights, spec)[...] = program.weights[spec.name]
+        values = {**program.weights, **self._drawn}
+        layout, weights = placed(values, self._held, frozenset(self._trained))
+        specs, trainable_elements, elements = layout
         manifest = Manifest(
             model_sha256=self._owner.model_sha256,
             stage=part.stage,
@@ -221,7 +242,7 @@ class _Stage:
             outputs=self._outputs(),
             loss=part.loss if part.target else "",
             loss_options=part.loss_options,
-            weights=layout,
+            weights=specs,
             elements=elements,
             trainable_elements=trainable_elements,
             statistics=self._statistics,
@@ -230,19 +251,9 @@ class _Stage:
             skip=self._division.skip if self._division else "",
             estimator=part.estimator,
             rays=self._rays,
+            inner=self._division.mode if self._division else None,
         )
         return Bundle(manifest, self._graphs.data, weights)
-
-    def _add_criterion(self) -> None:
-        """`criterion`: the loss and its cotangent at the target, apart from the stage."""
-        g = self._owner.builder()
-        criterion = self._attach(g)
-        kind = (g.dtype(criterion.target), g.shape(criterion.target))
-        ports = [
-            make_port(g, criterion.loss, Role.LOSS),
-            Port(criterion.cotangent, Role.COTANGENT, criterion.target, *kind),
-        ]
-        self._graphs.add(g, GraphName.CRITERION, ports, g.nodes)
 
     def _attach(self, g: GraphBuilder) -> Criterion:
         part = self._part
@@ -275,12 +286,6 @@ class _Stage:
         for node in use_blocks(g, self._part.nodes):
             g.append(node)
         return g
-
-    def _seeds(self, g: GraphBuilder, names: Iterable[str]) -> dict[str, str]:
-        seeds = {name: COTANGENT + name for name in names}
-        for name, seed in seeds.items():
-            g.describe(seed, g.dtype(name), g.shape(name))
-        return seeds
 
     def _made_ports(
         self, g: GraphBuilder, specs: Iterable[TensorSpec], role: Role

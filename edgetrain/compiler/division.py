@@ -20,6 +20,7 @@ class Division:
     """The segments of one stage.
 
     Attributes:
+        mode: how the cotangent of the stage's end spreads: ``hybrid`` or ``identity``.
         trained: the weights that learn; with `identity`, fewer than were asked for.
         skip: the received value whose cotangent is that of the stage's end.
         exact: those of the weights whose gradient is, where others' are estimated.
@@ -48,22 +49,31 @@ class Division:
         fixed = made_of.keys() | {name for name in read if g.is_constant(name)}
         self._layers = layers_of(part.nodes, self._made_of, frozenset(fixed))
         self.trained, self.skip = list(trained), ""
-        if part.mode is Mode.IDENTITY:
-            found = Residual((), "")
-            if len(self._ends) == 1:
-                found = residual(g, part.nodes, self._layers, self._ends[0])
+        found = Residual((), "")
+        if len(self._ends) == 1:
+            found = residual(g, part.nodes, self._layers, self._ends[0])
+        self.mode = part.mode
+        if part.mode is Mode.LOCAL:
+            self.mode = Mode.IDENTITY if self._is_stream(found) else Mode.HYBRID
+        if self.mode is Mode.IDENTITY:
             self._layers = found.layers[::-1]
             learning = {w for layer in found.layers for w in layer.weights}
             self.trained = [name for name in trained if name in learning]
             self.skip = found.source if found.source in part.wanted_upstream else ""
         self.exact = self._tail()
 
+    def _is_stream(self, found: Residual) -> bool:
+        """Whether the stage is residual but for a layer that makes the stream."""
+        makers = (i for i, n in enumerate(self._part.nodes) if found.begin in n.outputs)
+        begin = next(makers, -1)
+        return bool(found.layers) and sum(x.stop <= begin + 1 for x in self._layers) <= 1
+
     def perturbed(self, graphs: StageGraphs) -> tuple[str, ...]:
         """The received values that get noise, or that noise upstream has moved."""
         part = self._part
         if part.mode in CARRYING:
             return part.wanted_upstream
-        if part.mode is Mode.IDENTITY or not part.estimator.upstream:
+        if self.mode is Mode.IDENTITY or not part.estimator.upstream:
             return ()
         wanted = part.wanted_upstream
         return tuple(name for name in wanted if graphs.reads(GraphName.FORWARD, name))
@@ -79,8 +89,9 @@ class Division:
             perturbed: the received values that get noise.
         """
         part, layers, tail = self._part, self._layers, self.exact
-        pushes = part.mode is not Mode.IDENTITY and part.estimator.noise == ACTIVATIONS
-        if part.mode is not Mode.IDENTITY and not pushes:
+        estimates = self.mode is not Mode.IDENTITY
+        pushes = estimates and part.estimator.noise == ACTIVATIONS
+        if estimates and not pushes:
             layers = tuple(x for x in layers if not x.weights.isdisjoint(tail))
         source = Source(
             builder,

@@ -21,10 +21,12 @@ class Residual:
         layers: the last linear layer of each residual branch, last one first; and the one
             that begins the stream, if it does so in the stage.
         source: the received value that the stream comes from; empty: none does.
+        begin: the value that the stream begins with, received or made.
     """
 
     layers: tuple[Layer, ...]
     source: str
+    begin: str = ""
 
 
 def residual(
@@ -50,11 +52,11 @@ def residual(
         value = _opaque(makers, value)
         node = makers.get(value)
         if value in by_name and (node is None or not _is_sum(g, node)):
-            return Residual((*found, by_name[value]) if found else (), "")
+            return Residual((*found, by_name[value]) if found else (), "", value)
         if node is None:
-            return Residual(tuple(found), value if found else "")
+            return Residual(tuple(found), value if found else "", value)
         if not _is_sum(g, node):
-            return Residual(tuple(found), "")
+            return Residual(tuple(found), "", value)
         stream, branch = _sides(makers, node)
         ends = [
             _opaque(makers, name)
@@ -62,7 +64,7 @@ def residual(
         ]
         found += [by_name[name] for name in ends if name in by_name]
         if not stream:  # a projection: the stream of this width begins here
-            return Residual(tuple(found), "")
+            return Residual(tuple(found), "", node.output)
         value = stream
 
 

@@ -10,7 +10,7 @@ from edgetrain.compiler.build import Node
 from edgetrain.compiler.stash import Keep
 from edgetrain.estimator_spec import DEFAULT, EstimatorSpec
 from edgetrain.losses import LossOptions
-from edgetrain.manifest import CARRYING, Mode
+from edgetrain.manifest import CARRYING, DECOUPLED, Mode
 from edgetrain.tensors import TensorSpec
 
 
@@ -26,7 +26,8 @@ class Part:
         influenced: values that some trained weight has an influence on; where noise is
             carried on, of the stages alone that do so.
         loss, loss_options: name of the loss, and what it is told.
-        target: what the loss applies to; empty for all but the last stage.
+        goal: what the loss applies to, whichever stage makes it.
+        target: the same in the last stage; empty in all others.
         output: the model's output that is, or follows from, `target`.
         batch_statistics: BatchNormalization uses its microbatch's statistics.
         keep: what its forward hands to its backward.
@@ -35,6 +36,7 @@ class Part:
         returns: cotangents go to the stage before, where they are wanted.
         first: number of its first node in the whole model.
         samples: of a microbatch.
+        seed: of the weights that its own head begins with.
     """
 
     stage: int
@@ -46,6 +48,7 @@ class Part:
     influenced: frozenset[str]
     loss: str
     loss_options: LossOptions
+    goal: str
     target: str
     output: str
     batch_statistics: bool
@@ -55,6 +58,7 @@ class Part:
     returns: bool = True
     first: int = 0
     samples: int = 1
+    seed: int = 0
 
     @cached_property
     def made(self) -> frozenset[str]:
@@ -68,8 +72,8 @@ class Part:
 
     @cached_property
     def wanted_upstream(self) -> tuple[str, ...]:
-        """The received values whose cotangent some weight upstream needs and gets."""
-        if not self.returns:
+        """The received values whose cotangent a weight upstream needs and gets here."""
+        if self.mode in DECOUPLED or not self.returns:
             return ()
         return tuple(spec.name for spec in self.moved(self.receives))
 

@@ -8,9 +8,9 @@ from typing import Final
 from edgetrain.bundle import sha256
 from edgetrain.compiler.build import GraphBuilder, Node, live_nodes
 from edgetrain.compiler.live_bytes import peak_bytes
-from edgetrain.compiler.loss import LABELS
+from edgetrain.compiler.loss import LABELS, Criterion
 from edgetrain.compiler.part import Part
-from edgetrain.manifest import GraphSpec, Port, Role
+from edgetrain.manifest import GraphName, GraphSpec, Port, Role
 from edgetrain.tensors import TensorSpec
 
 COTANGENT: Final = "cotangent/"
@@ -98,6 +98,24 @@ class StageGraphs:
 def make_port(g: GraphBuilder, name: str, role: Role) -> Port:
     """The port of a value that stands for itself."""
     return Port(name, role, name, g.dtype(name), g.shape(name))
+
+
+def add_seeds(g: GraphBuilder, names: Iterable[str]) -> dict[str, str]:
+    """An input for the cotangent of each of the values."""
+    seeds = {name: COTANGENT + name for name in names}
+    for name, seed in seeds.items():
+        g.describe(seed, g.dtype(name), g.shape(name))
+    return seeds
+
+
+def add_criterion(graphs: StageGraphs, g: GraphBuilder, criterion: Criterion) -> None:
+    """Add the graph ``criterion``: the loss and its cotangent, apart from the stage."""
+    kind = (g.dtype(criterion.target), g.shape(criterion.target))
+    ports = [
+        make_port(g, criterion.loss, Role.LOSS),
+        Port(criterion.cotangent, Role.COTANGENT, criterion.target, *kind),
+    ]
+    graphs.add(g, GraphName.CRITERION, ports, g.nodes)
 
 
 def merged(*groups: Iterable[Port]) -> list[Port]:

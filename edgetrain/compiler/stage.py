@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from edgetrain.bundle import Bundle
 from edgetrain.compiler.assemble import Assembler
@@ -17,8 +18,10 @@ from edgetrain.compiler.stash import Keep
 from edgetrain.errors import GraphError, PlanError
 from edgetrain.estimator_spec import DEFAULT, EstimatorSpec
 from edgetrain.losses import PLAIN, LossOptions
-from edgetrain.manifest import CARRYING, Manifest, Mode
+from edgetrain.manifest import CARRYING, DECOUPLED, Manifest, Mode
 from edgetrain.tensors import TensorSpec
+
+_EXACT: Final = frozenset((Mode.VJP, Mode.LOCAL_VJP))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class Recipe:
         estimator: how gradients are estimated, where they are.
         estimators: the same, a stage each, where stages differ.
         returns: of each stage, whether it returns cotangents; empty: all do.
+        seed: of the weights that heads begin with.
     """
 
     trainable: frozenset[str]
@@ -54,6 +58,7 @@ class Recipe:
     estimator: EstimatorSpec = DEFAULT
     estimators: tuple[EstimatorSpec, ...] = ()
     returns: tuple[bool, ...] = ()
+    seed: int = 0
 
 
 def compile_stages(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Bundle]:
@@ -82,6 +87,7 @@ def compile_stages(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> lis
     bundles: list[Bundle] = []
     after: Manifest | None = None
     for part in reversed(parts):
+        _check_reached(part, after.cotangents_out if after else (), recipe)
         bundle = assembler.assemble(part, after)
         after = bundle.manifest
         bundles.append(bundle)
@@ -141,9 +147,10 @@ def _parts(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Part]:
                 influenced=influenced[mode in CARRYING],
                 loss=recipe.loss,
                 loss_options=recipe.loss_options,
+                goal=goal,
                 target=goal if last else "",
                 output=output.name,
-                batch_statistics=recipe.batch_statistics and mode is Mode.VJP,
+                batch_statistics=recipe.batch_statistics and mode in _EXACT,
                 keep=recipe.keep,
                 block=recipe.blocks[stage] if recipe.blocks else 0,
                 estimator=settled(
@@ -153,6 +160,7 @@ def _parts(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Part]:
                 returns=recipe.returns[stage] if recipe.returns else True,
                 first=start,
                 samples=program.batch,
+                seed=recipe.seed,
             )
         )
     return parts
@@ -161,15 +169,41 @@ def _parts(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Part]:
 def _influenced(
     nodes: Sequence[Node], positions: Sequence[int], recipe: Recipe, *, carries: bool
 ) -> frozenset[str]:
-    """Every value that a weight some stage trains has an influence on.
+    """Every value of which a weight that some stage trains wants the cotangent.
 
-    With `carries`, of the stages alone whose noise is carried on.
+    With `carries`, those that the stages alone influence whose noise is carried on.
     """
     reached: set[str] = set()
     for mode, start, stop in zip(recipe.modes, positions, positions[1:], strict=False):
+        if mode in DECOUPLED:
+            continue
         learns = mode in CARRYING if carries else mode is not Mode.FROZEN
         trained = recipe.trainable if learns else frozenset()
         for node in nodes[start:stop]:
             if any(name in reached or name in trained for name in node.inputs):
                 reached.update(name for name in node.outputs if name)
     return frozenset(reached)
+
+
+def _check_reached(part: Part, cotangents_in: Sequence[str], recipe: Recipe) -> None:
+    """Refuse a stage that a decoupled stage after it cuts off from the loss.
+
+    Raises:
+        PlanError: naming both, and what to do.
+    """
+    blocking = [
+        stage
+        for stage, mode in enumerate(recipe.modes)
+        if stage > part.stage and mode in DECOUPLED
+    ]
+    learns = part.mode not in DECOUPLED and part.mode is not Mode.FROZEN
+    if not learns or not blocking or recipe.trainable.isdisjoint(part.read):
+        return
+    if part.made.isdisjoint(cotangents_in):
+        stage = blocking[0]
+        raise PlanError(
+            f"stage {part.stage} ({part.mode}) would learn nothing: stage {stage} is"
+            f" {recipe.modes[stage]}, it learns from a loss of its own and sends nothing"
+            f" back. Set [train] gradient of stage {part.stage} to 'local_vjp', 'local' or"
+            " 'frozen' too"
+        )

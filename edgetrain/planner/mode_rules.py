@@ -14,11 +14,13 @@ VJP: Final = "vjp"
 IDENTITY: Final = "identity"
 HYBRID: Final = "hybrid"
 FROZEN: Final = "frozen"
+LOCAL_VJP: Final = "local_vjp"
+LOCAL: Final = "local"
 FORWARD_GRADIENT: Final = "forward_gradient"
 SPSA: Final = "spsa"
 # In the order in which they are tried.
 ORDER: Final = (
-    VJP, IDENTITY, HYBRID, "local_vjp", "local", FORWARD_GRADIENT, SPSA, FROZEN,
+    VJP, IDENTITY, HYBRID, LOCAL_VJP, LOCAL, FORWARD_GRADIENT, SPSA, FROZEN,
 )  # fmt: skip
 CARRYING: Final = frozenset((FORWARD_GRADIENT, SPSA))
 SPSA_WEIGHTS: Final = 10_000  # more than that one scalar a draw does not teach
@@ -67,16 +69,16 @@ class Place:
     facts: StageFacts
     arrives: Arrival
     source: str
-    first: bool
-    last: bool
+    number: int
     pretrained: bool
+    shipped: bool
     later: tuple[str, ...]
 
     @property
     def runs(self) -> frozenset[str]:
         """A device that declares a mode without a backward is given no backward."""
         facts = self.facts
-        exact = facts.offered in (AUTO, VJP, FROZEN)
+        exact = facts.offered in (AUTO, VJP, LOCAL_VJP, FROZEN)
         return facts.runs if exact else facts.runs - {BACKWARD}
 
 
@@ -98,7 +100,7 @@ class Rule:
 
 
 def _early(place: Place) -> str:
-    early = place.pretrained and place.first and place.facts.convolutional
+    early = place.pretrained and place.number == 0 and place.facts.convolutional
     return (
         "the first layers of a pretrained convolutional net are best left as they are"
         if early
@@ -115,7 +117,12 @@ def _learnt(place: Place) -> str:
 
 
 def _inner(place: Place) -> str:
-    return "the last stage has the loss itself" if place.last else ""
+    return "the last stage has the loss itself" if not place.later else ""
+
+
+def _headed(place: Place) -> str:
+    untaught = place.pretrained and not place.shipped
+    return "a head that knows nothing spoils a pretrained stage" if untaught else ""
 
 
 def _few(place: Place) -> str:
@@ -125,8 +132,9 @@ def _few(place: Place) -> str:
 
 def _carried(mode: str) -> Callable[[Place], str]:
     def check(place: Place) -> str:
-        others = [later for later in place.later if later != mode]
-        return f"a later stage is {others[0]!r} and carries no noise" if others else ""
+        stages = enumerate(place.later, place.number + 1)
+        others = [f"stage {n} after it is {m!r}" for n, m in stages if m != mode]
+        return f"{others[0]} and carries no noise" if others else ""
 
     return check
 
@@ -151,13 +159,18 @@ RULES: Final[Mapping[str, Rule]] = {
         "estimates its gradients from the exact cotangent that arrives",
         wise=_early,
     ),
-    "local_vjp": Rule(
+    LOCAL_VJP: Rule(
         frozenset((BACKWARD, WEIGHTS)),
         Arrival.NOTHING,
         "learns from a head at its end, exactly",
-        _inner,
+        wise=_inner,
     ),
-    "local": Rule(_PLAIN, Arrival.NOTHING, "learns from heads of its own", _inner, _early),
+    LOCAL: Rule(
+        _PLAIN,
+        Arrival.NOTHING,
+        "learns from a head at its end",
+        wise=lambda place: _inner(place) or _headed(place),
+    ),
     FORWARD_GRADIENT: Rule(
         _PLAIN,
         Arrival.NOTHING,

@@ -31,7 +31,7 @@ class Choice:
     Attributes:
         reason: one sentence.
         form: of its estimates, where not as asked; see `EstimatorSpec.form`.
-        returns: whether cotangents go on to the stage before.
+        returns: whether cotangents, or slopes, go on to the stage before.
     """
 
     mode: str
@@ -53,6 +53,7 @@ def choose_modes(
     pretrained: bool,
     available: Collection[str],
     upstream: bool = True,
+    shipped: bool = False,
 ) -> tuple[Choice, ...]:
     """Choose from the last stage to the first, as each depends on what comes back to it.
 
@@ -65,6 +66,7 @@ def choose_modes(
         pretrained: the weights have learnt the task, or one near it.
         available: the modes there are.
         upstream: whether an estimated cotangent may be returned at all.
+        shipped: heads of stages come with weights that have learnt.
 
     Returns:
         A choice a stage.
@@ -80,17 +82,18 @@ def choose_modes(
             facts,
             arrives,
             source,
-            first=number == 0,
-            last=number == len(stages) - 1,
+            number,
             pretrained=pretrained,
-            later=tuple(choice.mode for choice in choices),
+            shipped=shipped,
+            later=tuple(choice.mode for choice in reversed(choices)),
         )
-        mode, reason = _choose(place, number, available)
+        mode, reason = _choose(place, available)
         returned = _returned(mode, place, noise=upstream and not pretrained)
         if returned is not arrives:
             source = f"stage {number}, {mode!r} on {facts.device!r}"
         form = "" if JVP in facts.runs else FORWARD
-        returns = number == 0 or returned is not Arrival.NOTHING
+        returned_any = returned is not Arrival.NOTHING or mode in CARRYING  # slopes
+        returns = number == 0 or returned_any
         choices.append(Choice(mode, f"{facts.device} {reason}", form, returns))
         arrives = returned
     return _agreed(choices[::-1])
@@ -106,8 +109,8 @@ def _agreed(choices: Sequence[Choice]) -> tuple[Choice, ...]:
     )
 
 
-def _choose(place: Place, number: int, available: Collection[str]) -> tuple[str, str]:
-    facts = place.facts
+def _choose(place: Place, available: Collection[str]) -> tuple[str, str]:
+    facts, number = place.facts, place.number
     if AUTO not in (facts.asked, facts.offered) and facts.asked != facts.offered:
         raise _cannot(number, facts, f"that device offers only {facts.offered!r}")
     if facts.asked != AUTO:
@@ -121,7 +124,7 @@ def _choose(place: Place, number: int, available: Collection[str]) -> tuple[str,
         return (FROZEN, f"{said}, but {refusal}") if refusal else (facts.offered, said)
     refusals: dict[str, str] = {}
     for mode in (word for word in ORDER if word in available):
-        refusals[mode] = _refusal(mode, place) or RULES[mode].wise(place)
+        refusals[mode] = _refusal(mode, place) or _unwise(mode, place)
         if not refusals[mode]:
             return mode, _reason(mode, refusals)
     raise PlanError(f"stage {number} on {facts.device!r}: no gradient mode is possible")
@@ -131,13 +134,18 @@ def _refusal(mode: str, place: Place) -> str:
     """Why a mode is not possible there; empty: it is."""
     rule, facts = RULES[mode], place.facts
     lacking = sorted(rule.runs - place.runs)
-    if mode not in (VJP, FROZEN) and not facts.trains:
-        return "there is nothing to train"
     if lacking and (facts.trains or BACKWARD in lacking):
         return f"its engine runs no {' and no '.join(lacking)} graphs"
     if place.arrives < rule.least:
         return f"{_WORDS[place.arrives]} from {place.source}"
     return rule.possible(place)
+
+
+def _unwise(mode: str, place: Place) -> str:
+    """Why a mode is not chosen there by itself; empty: it is."""
+    if mode not in (VJP, FROZEN) and not place.facts.trains:
+        return "there is nothing to train"
+    return RULES[mode].wise(place)
 
 
 def _reason(mode: str, refusals: Mapping[str, str]) -> str:

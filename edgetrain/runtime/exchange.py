@@ -100,9 +100,10 @@ class Exchange:
         self._send(Kind.COTANGENT, self._manifest.stage - 1, tick, arrays)
 
     def send_labels(self, tick: Tick, labels: Array, *, evaluation: bool = False) -> None:
-        """From the device that has the data straight to the last stage."""
-        to = self._manifest.stages - 1
-        self._send(Kind.LABELS, to, tick, [labels], evaluation=evaluation)
+        """From the device that has the data straight to the stages that compare."""
+        heads = () if evaluation else self._deploy.route.heads
+        for to in (*heads, self._manifest.stages - 1):
+            self._send(Kind.LABELS, to, tick, [labels], evaluation=evaluation)
 
     def send_weights(self, commit: int, weights: Array) -> None:
         """To the coordinator; `commit` counts the steps that are in the weights."""

@@ -48,7 +48,7 @@ def required_bytes(
 
 def moved_copies(manifest: Manifest) -> int:
     """Copies of the weights with noise added, where weights are perturbed."""
-    perturbs = manifest.mode in (Mode.HYBRID, *CARRYING)
+    perturbs = manifest.inner is Mode.HYBRID or manifest.mode in CARRYING
     return int(perturbs and manifest.estimator.noise == WEIGHTS)
 
 

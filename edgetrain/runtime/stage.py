@@ -24,6 +24,7 @@ from edgetrain.runtime.estimators.carried_weights import CarriedWeights, Spsa
 from edgetrain.runtime.estimators.forward_gradient import ForwardGradient
 from edgetrain.runtime.estimators.hybrid import Hybrid
 from edgetrain.runtime.estimators.identity import Identity
+from edgetrain.runtime.estimators.local import local
 from edgetrain.runtime.fallback import Fallback, gated
 from edgetrain.runtime.memory_forecast import moved_copies, optimizer_states
 from edgetrain.runtime.optim import flat
@@ -55,6 +56,10 @@ ESTIMATORS: Final[Mapping[Mode, Make]] = {
     Mode.IDENTITY: lambda bundle, engine, parameters, _: Identity(
         bundle, engine, parameters
     ),
+    Mode.LOCAL_VJP: lambda bundle, engine, parameters, _: Backprop(
+        bundle, engine, parameters
+    ),
+    Mode.LOCAL: local,
 }
 
 
@@ -153,7 +158,7 @@ class Stage:
         return self._estimator.forward(tick, activations)
 
     def backward(self, tick: Tick, arriving: Arrays) -> Backward:
-        """Cotangents (at the last stage: labels) to cotangents for upstream."""
+        """Cotangents, or labels for the loss or a head, to cotangents for upstream."""
         self._meter.note(arriving.values())
         return self._estimator.backward(tick, arriving)
 
@@ -246,11 +251,10 @@ class Stage:
         return _made_up((*self.manifest.receives, *self.manifest.rays.received))
 
     def _made_up_arriving(self) -> Arrays:
-        if self.manifest.labels is not None:
-            return _made_up((self.manifest.labels,))
-        names = self.manifest.cotangents_in
-        cotangents = tuple(s for s in self.manifest.sends if s.name in names)
-        return _made_up((*cotangents, *self.manifest.rays.slopes_in))
+        names, labels = self.manifest.cotangents_in, self.manifest.labels
+        specs = tuple(s for s in self.manifest.sends if s.name in names)
+        specs = (*specs, *self.manifest.rays.slopes_in)
+        return _made_up(specs if labels is None else (*specs, labels))
 
 
 def _made_up(specs: tuple[TensorSpec, ...]) -> dict[str, npt.NDArray[Any]]:

@@ -219,8 +219,8 @@ class StageWorker:
         return inputs
 
     def _backward(self, tick: Tick, arriving: Arrays) -> Arrays:
-        if self._stage.manifest.is_last:
-            arriving = self._exchange.take(Kind.LABELS, tick)
+        if self._stage.manifest.labels is not None:
+            arriving = {**arriving, **self._exchange.take(Kind.LABELS, tick)}
         result = self._timed(lambda: self._stage.backward(tick, arriving))
         if result.losses is not None:
             if not np.isfinite(result.losses).all():

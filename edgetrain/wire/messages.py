@@ -19,9 +19,10 @@ MAX_MESSAGE_BYTES: Final = 1 << 20
 
 
 class Route(msgspec.Struct, frozen=True):
-    """The device of every stage, in pipeline order."""
+    """The device of every stage, in order; `heads`: stages that take labels in training."""
 
     devices: tuple[str, ...]
+    heads: tuple[int, ...] = ()
 
     def to(self, stage: int) -> str:
         return self.devices[stage]

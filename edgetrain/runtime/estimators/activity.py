@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgetrain.estimator_spec import JVP
-from edgetrain.manifest import Manifest, Role
+from edgetrain.manifest import Manifest, Mode, Role
 from edgetrain.runtime.estimators.base import Arrays, Tick
 from edgetrain.runtime.estimators.cone import felt
 from edgetrain.runtime.estimators.control_variate import (
@@ -245,6 +245,8 @@ class Activity:
 
 def _noisy_inputs(manifest: Manifest) -> tuple[Unit, ...]:
     """The received activations whose cotangents are to be estimated."""
+    if manifest.mode is Mode.LOCAL:
+        return ()
     read = {
         port.key
         for segment in manifest.segments

@@ -14,10 +14,14 @@ BACKWARDS: Final = (GraphName.LOSS, GraphName.BACKWARD)
 
 
 class Backprop:
-    """Mode ``vjp``, and ``frozen``, which only hands cotangents on.
+    """Mode ``vjp``; ``local_vjp``; and ``frozen``, which only hands cotangents on.
 
     The last stage runs one fused graph in its backward and nothing in its forward; every
-    other stage runs `forward`, keeps the stash, and gives it to `backward`.
+    other stage runs `forward`, keeps the stash, and gives it to `backward`: with the
+    cotangents that arrive, or, with ``local_vjp``, with the labels for its own head.
+
+    Source: for ``local_vjp``, Belilovsky et al., Decoupled greedy learning of CNNs
+    (arXiv:1901.08164). Ours: exact up to the stage's first layer, one head a stage.
     """
 
     def __init__(self, bundle: Bundle, engine: Engine, parameters: Parameters) -> None:
@@ -27,7 +31,7 @@ class Backprop:
         self._graphs: dict[str, LoadedGraph] = {
             name: engine.load(bundle.graphs[name], spec, parameters.held(spec))
             for name, spec in self._specs.items()
-            if name != GraphName.EVALUATE
+            if name not in (GraphName.EVALUATE, GraphName.HEAD)
         }
         self._backward = next((n for n in BACKWARDS if n in self._graphs), None)
         self._kept: frozenset[str] = frozenset()

@@ -50,7 +50,7 @@ class Estimator(Protocol):
         Args:
             tick: as given to `forward`.
             arriving: the cotangents of the sent activations, by name, or slopes; at the
-                last stage the labels, under ``labels``.
+                last stage, and where a stage has a head, the labels, under ``labels``.
         """
         ...
 

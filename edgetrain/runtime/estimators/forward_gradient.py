@@ -25,11 +25,12 @@ Array = npt.NDArray[np.float32]
 class ForwardGradient(Carried):
     """Mode ``forward_gradient``: activities are perturbed, on every stage.
 
-    Every stage adds noise v, of 1 and -1, to the tangents at its layers' outputs. With t what
-    all of it causes where the loss applies, and e the loss's cotangent there, each sample b
-    has a slope s_b = <e_b, t_b>, and s_b v_b is an unbiased estimate of the cotangent of
-    v_b, as the noise of all layers is independent. The model's last linear layer is exact,
-    from e. Tangents are exact (form ``"jvp"``) or differences of forwards (``"forward"``).
+    Every stage adds noise v, each element 1 or -1, to the tangents at its layers' outputs.
+    With t what all of it causes where the loss applies, and e the loss's cotangent there,
+    each sample b has a slope s_b = <e_b, t_b>, and s_b v_b is an unbiased estimate of the
+    cotangent of v_b, as the noise of all layers is independent. The model's last linear
+    layer is exact, from e. Tangents are exact (form ``"jvp"``) or differences of forwards
+    (``"forward"``).
 
     With a control variate, a stage guesses cotangents from e, subtracts from the slopes
     what its guesses account for, and sends the rest upstream: the stages before it then see

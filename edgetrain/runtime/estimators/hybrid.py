@@ -48,7 +48,6 @@ class Hybrid(Segmented):
         stash = self._stash.pop(tick)
         losses, arriving = self._arrived(stash, arriving)
         own = self._own(arriving)
-        self._begin()
         upstream: Arrays = {}
         if own:
             upstream = self._estimate(tick, stash, own)

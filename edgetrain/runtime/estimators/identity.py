@@ -25,7 +25,6 @@ class Identity(Segmented):
         stash = self._stash.pop(tick)
         losses, arriving = self._arrived(stash, arriving)
         own = self._own(arriving)
-        self._begin()
         found = {n: c for n, c in arriving.items() if n in self._manifest.cotangents_out}
         if own:
             (cotangent,) = own.values()

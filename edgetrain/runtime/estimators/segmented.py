@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from edgetrain.bundle import Bundle
 from edgetrain.manifest import GraphName, Role
 from edgetrain.runtime.engines.base import Array, Engine, LoadedGraph
@@ -9,11 +11,15 @@ from edgetrain.runtime.estimators.base import Arrays, Tick
 from edgetrain.runtime.estimators.segments import Segments, ends_of
 from edgetrain.runtime.parameters import Parameters
 
+OWN_LOSSES: Final = (GraphName.CRITERION, GraphName.HEAD)
+
 
 class Segmented:
-    """Runs the plain forward, and keeps of a microbatch only what it received.
+    """Runs the plain forward, and keeps of a microbatch what it received.
 
-    When the microbatch comes back, the stage is run again, segment by segment.
+    Where the cotangent of its end is its own, from the loss or from a head, it keeps what
+    these apply to as well. When the microbatch comes back, the stage is run again, segment
+    by segment.
     """
 
     def __init__(self, bundle: Bundle, engine: Engine, parameters: Parameters) -> None:
@@ -24,7 +30,7 @@ class Segmented:
             name: engine.load(
                 bundle.graphs[name], self._specs[name], parameters.held(self._specs[name])
             )
-            for name in (GraphName.FORWARD, GraphName.CRITERION)
+            for name in (GraphName.FORWARD, GraphName.CRITERION, GraphName.HEAD)
             if name in self._specs
         }
         self._segments = Segments(bundle, engine, parameters)
@@ -50,13 +56,19 @@ class Segmented:
         return sum(a.nbytes for kept in self._stash.values() for a in kept.values())
 
     def _arrived(self, stash: Arrays, arriving: Arrays) -> tuple[Array | None, Arrays]:
-        """The losses, where the stage has them, and the cotangents that arrive."""
-        if GraphName.CRITERION not in self._graphs:
+        """The run's losses, where the stage has them, and all cotangents.
+
+        Where the stage has a head, the gradient of that is now in the scratch buffer.
+        """
+        self._begin()
+        name = next((n for n in OWN_LOSSES if n in self._graphs), None)
+        if name is None:
             return None, arriving
-        results = self._graphs[GraphName.CRITERION].run({**stash, **arriving})
-        ports = {p.role: p for p in self._specs[GraphName.CRITERION].outputs}
+        results = self._graphs[name].run({**stash, **arriving})
+        ports = {p.role: p for p in self._specs[name].outputs}
         cotangent = ports[Role.COTANGENT]
-        return results[ports[Role.LOSS].name], {cotangent.key: results[cotangent.name]}
+        losses = results[ports[Role.LOSS].name] if name is GraphName.CRITERION else None
+        return losses, {**arriving, cotangent.key: results[cotangent.name]}
 
     def _own(self, arriving: Arrays) -> Arrays:
         """The cotangents of what the stage itself makes."""

@@ -177,8 +177,9 @@ def masked(unit: Unit, values: Arrays, array: Array) -> Array:
 
 
 def ends_of(manifest: Manifest) -> tuple[str, ...]:
-    """The values whose cotangent a stage is given, its own at the loss, or whose rays."""
-    criterion = manifest.graphs.get(GraphName.CRITERION)
-    if criterion is not None:
-        return tuple(port.key for port in criterion.ports(Role.COTANGENT))
+    """The values whose cotangent a stage is given, its own at a loss, or whose rays."""
+    for name in (GraphName.CRITERION, GraphName.HEAD):
+        if name in manifest.graphs:
+            ports = manifest.graphs[name].ports(Role.COTANGENT)
+            return tuple(port.key for port in ports)
     return manifest.cotangents_in or tuple(origin(ray) for ray in manifest.rays.made)

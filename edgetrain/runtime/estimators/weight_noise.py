@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edgetrain.manifest import Manifest, Role
+from edgetrain.manifest import Manifest, Mode, Role
 from edgetrain.runtime.engines.base import LoadedGraph
 from edgetrain.runtime.estimators.base import Arrays, Tick
 from edgetrain.runtime.estimators.moved_weights import MovedWeights
@@ -85,6 +85,8 @@ class WeightNoise:
     def _estimate_upstream(self, tick: Tick, stash: Arrays, own: Arrays) -> Arrays:
         """Cotangents of the received activations that the stage reads."""
         wanted = self._manifest.cotangents_out
+        if self._manifest.mode is Mode.LOCAL:
+            wanted = ()
         first = UPSTREAM_LAYER * (1 + self._manifest.stage)
         layers = {name: first + index for index, name in enumerate(wanted)}
         found: dict[str, Array] = {}
