@@ -97,6 +97,7 @@ class Chooser:
             pretrained=not all(_exact(f) for f in facts) and self._pretrained,
             available=frozenset(mode.value for mode in Mode),
             upstream=spec.upstream,
+            shipped=self._config.model.source is not None,
         )
         return Gradients(
             tuple(Mode(choice.mode) for choice in choices),

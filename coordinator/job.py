@@ -9,7 +9,7 @@ import msgspec
 import onnx
 
 from coordinator.calibration import calibrate, is_fresh
-from coordinator.data import RunData, fit_run_data, label_spec, read_run_data
+from coordinator.data import RunData, fit_run_data, label_spec, load_samples, read_run_data
 from coordinator.pipeline_loop import Weights, merged
 from edgetrain.bundle import Bundle
 from edgetrain.compiler.build import Node
@@ -32,6 +32,7 @@ from edgetrain.estimator_spec import EstimatorSpec
 from edgetrain.losses import with_mean_weight
 from edgetrain.manifest import CARRYING, Mode
 from edgetrain.sample_check import LabelSpec
+from edgetrain.samples import Samples
 from edgetrain.train_config import AUTO, TrainConfig
 
 
@@ -50,6 +51,7 @@ class Job:
         sha256: of the file.
         data_files: some of its tensors lie in files beside it.
         trains: how the compressed weights are made.
+        source: samples of the task that the model was trained on.
     """
 
     config: RunConfig
@@ -62,6 +64,7 @@ class Job:
     sha256: str
     data_files: bool
     trains: tuple[TensorTrain, ...]
+    source: Samples | None = None
 
     def compile(
         self,
@@ -136,9 +139,21 @@ def prepare(config: RunConfig) -> Job:
     labels = labels_for(config.model, program)
     data = fit_run_data(data, program.inputs, labels, batch_size=config.train.batch_size)
     program = _with_statistics(program, config, data)
-    files = (model_sha256(path), has_data_files(path))
+    source = config.model.source
     job = Job(
-        config, original, file_program, program, trainable, labels, data, *files, trains
+        config,
+        original,
+        file_program,
+        program,
+        trainable,
+        labels,
+        data,
+        model_sha256(path),
+        has_data_files(path),
+        trains,
+        load_samples(source, program.inputs, labels, at_least=program.batch)
+        if source
+        else None,
     )
     _compile_early(job)
     return job

@@ -22,6 +22,8 @@ CLEARLY: Final = 0.75
 def is_pretrained(job: Job) -> bool:
     """As ``[model] pretrained`` says, or by the loss on some of the coordinator's samples.
 
+    A model that a source task is named of is one.
+
     Whoever knows the task loses less on samples with their own labels than with the labels
     of others: less than `CLEARLY` of it counts. That needs no notion of chance, and so
     serves all losses. Without samples here, the answer is no.
@@ -29,6 +31,8 @@ def is_pretrained(job: Job) -> bool:
     asked = job.config.model.pretrained
     if asked != AUTO:
         return bool(asked)
+    if job.source is not None:
+        return True
     samples = job.data.eval if job.data.eval is not None else job.data.train
     if samples is None or samples.labels is None:
         return False

@@ -12,6 +12,7 @@ import msgspec
 from coordinator.deploy import Deployment, deploy, heads_of
 from coordinator.feed import Ends, Feed
 from coordinator.fleet import Fleet
+from coordinator.heads import ship
 from coordinator.job import Job
 from coordinator.optimizer import optimizer_spec
 from coordinator.pipeline_loop import Pipeline
@@ -52,6 +53,7 @@ class _Deployed:
     assignment: Assignment
     bundles: list[Bundle]
     ready: list[Ready]
+    remarks: tuple[str, ...]
 
 
 class Rollout:
@@ -119,6 +121,8 @@ class Rollout:
             log.info("the plan changes: measured times differ from the first guess")
             deployed = self._deploy(better, 1, total_steps, supply.local)
         plan = planner.plan(deployed.assignment, deployed.ready, job.sha256)
+        remarks = (*plan.remarks, *deployed.remarks)
+        plan = msgspec.structs.replace(plan, remarks=remarks)
         return plan, self._pipeline(deployed, supply)
 
     def release(self) -> None:
@@ -141,6 +145,7 @@ class Rollout:
             gradients.estimators,
             gradients.returns,
         )
+        bundles, remarks = ship(bundles, self._job.source, train.seed)
         deployment = Deployment(
             run=self._run,
             epoch=epoch,
@@ -154,7 +159,7 @@ class Rollout:
         )
         self._engaged.update(assignment.devices)
         ready = deploy(self._fleet, self._outbox, bundles, deployment)
-        return _Deployed(epoch, assignment, bundles, ready)
+        return _Deployed(epoch, assignment, bundles, ready, remarks)
 
     def _pipeline(self, deployed: _Deployed, supply: Supply) -> Pipeline:
         return Pipeline(

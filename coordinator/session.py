@@ -143,8 +143,7 @@ class Session:
             rows = tuple(recorder.rows(loop.tally))
             self._write_report(folder, plan, rows)
         steps = loop.tally.committed + 1
-        job = self._job
-        remarks = (*job.program.remarks, *job.data.remarks, *recorder.remarks)
+        remarks = (*plan.remarks, *self._job.data.remarks, *recorder.remarks)
         return Outcome(
             folder.path, model, steps, recorder.score, steps < total, rows, remarks
         )

@@ -53,6 +53,8 @@ class ModelConfig(Section, frozen=True):
         tie: whether matrices that are equal, as they are or transposed, train as one.
         pretrained: whether the file's weights have learnt the task, or one near it;
             ``"auto"``: a few samples tell.
+        source: samples of the task that the model was trained on, in a file as that of
+            [data] train; heads of stages learn from them before the run.
     """
 
     path: Path
@@ -64,6 +66,7 @@ class ModelConfig(Section, frozen=True):
     fixed: dict[str, float] = msgspec.field(default_factory=dict)
     tie: bool = False
     pretrained: bool | Literal["auto"] = "auto"
+    source: Path | None = None
 
     def __post_init__(self) -> None:
         check_loss("[model] loss", self.loss, self.loss_options)

@@ -106,6 +106,7 @@ def test_weights_that_know_the_task_are_told_from_weights_that_do_not(task, tmp_
     asked = {"path": str(model), "pretrained": False}
     assert not is_pretrained(prepare(task(model=asked)))
     assert is_pretrained(prepare(task(model={"pretrained": True})))
+    assert is_pretrained(prepare(task(model={"source": "train.npz"})))
 
 
 @pytest.mark.parametrize("loss", ["mse", "l1", "bce_with_logits"])

@@ -104,8 +104,9 @@ def test_the_fast_path_has_the_same_gradients(kernel, stride, dilation, stages):
 
 
 @needs_blocks
-def test_a_stage_without_backprop_has_it_too():
-    first, _ = bundles(network(), stages=2, mode=Mode.HYBRID)
+@pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.LOCAL, Mode.LOCAL_VJP])
+def test_a_stage_that_gets_no_exact_cotangent_has_it_too(mode):
+    first, _ = bundles(network(), stages=2, mode=mode)
     assert set(first.fast.graphs) == {
         g.removeprefix(FAST) for g in first.graphs if FAST in g
     }

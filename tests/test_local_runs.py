@@ -15,6 +15,7 @@ from training import NAMES, Wire, metrics, on_three, same_weights, three, train,
 
 from coordinator.session import Outcome
 from edgetrain.config import DataConfig, FleetConfig, ModelConfig, PlanConfig, RunConfig
+from edgetrain.estimator_spec import EstimatorSpec
 from edgetrain.manifest import HEAD
 from edgetrain.sim.fleet import SimDevice
 from edgetrain.train_config import TrainConfig
@@ -138,3 +139,46 @@ def test_a_stage_before_an_op_without_a_rule_learns(mode: str, tmp_path: Path) -
     outcome = train(config, tmp_path / "run", two("auto"))
     before, after = (weights_of(p) for p in (config.model.path, outcome.model))
     assert not np.array_equal(before["w1"], after["w1"])
+
+
+@pytest.fixture(scope="module")
+def turned(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    """A net that knows upright digits is to learn 1,000 that lie on their side."""
+    folder = tmp_path_factory.mktemp("turned")
+    known = run(config, ("auto",) * 3, folder / "known").model
+    rows = np.random.default_rng(0).permutation(4000)[:1000]
+    for name, path in (("train", config.data.train), ("eval", config.data.eval)):
+        with np.load(path) as arrays:
+            kept = rows if name == "train" else slice(None)
+            x = np.rot90(arrays["x"][kept], axes=(2, 3))
+            np.savez(folder / f"{name}.npz", x=x, labels=arrays["labels"][kept])
+    return RunConfig(
+        ModelConfig(known),
+        DataConfig(folder / "train.npz", folder / "eval.npz"),
+        TrainConfig(steps=60, batch_size=32, microbatches=1, optimizer="adam", lr=0.003),
+        PlanConfig(cuts=("relu4",)),
+        FleetConfig(devices=NAMES[:2]),
+        EstimatorSpec(tangents=1),
+    )
+
+
+def test_heads_that_know_the_source_teach_a_deep_stage_sooner(
+    config: RunConfig, turned: RunConfig, tmp_path: Path
+) -> None:
+    """Four of the five layers are before the head; 60 steps are little without it."""
+    known = msgspec.structs.replace(turned.model, source=config.data.train)
+    found = {}
+    for name, mode, model in (
+        ("frozen", "frozen", turned.model),
+        ("drawn", "local_vjp", turned.model),
+        ("shipped", "local_vjp", known),
+        ("without backprop", "local", known),
+    ):
+        settings = msgspec.structs.replace(turned.train, gradient=(mode, "vjp"))
+        full = msgspec.structs.replace(turned, model=model, train=settings)
+        outcome = train(full, tmp_path / name, two("auto"))
+        found[name] = outcome.score.accuracy
+    print(found)  # noqa: T201 - pytest -s
+    assert found["drawn"] > found["frozen"] + 0.2
+    assert found["shipped"] > found["drawn"] + 0.01
+    assert found["without backprop"] > found["frozen"] + 0.1

@@ -160,6 +160,17 @@ def test_a_manifest_without_its_graphs_is_refused(mode, missing, words):
         check_complete(msgspec.structs.replace(bundle.manifest, graphs=graphs))
 
 
+@pytest.mark.parametrize("mode", sorted(DECOUPLED))
+def test_a_stage_that_should_have_a_head_is_refused_without_one(mode):
+    cut = finder("deep").named("t2")
+    manifest = compiled("deep", [cut], modes=[mode, Mode.VJP])[0].manifest
+    check_complete(manifest)
+    graphs = {n: g for n, g in manifest.graphs.items() if n != GraphName.HEAD}
+    for change in ({"graphs": graphs}, {"labels": None}):
+        with pytest.raises(BundleError, match="no graph 'head'"):
+            check_complete(msgspec.structs.replace(manifest, **change))
+
+
 def test_graphs_read_the_weights_and_write_the_gradients_where_they_are():
     (bundle,) = compiled("deep")
     parameters = Parameters(bundle)

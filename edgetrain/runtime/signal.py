@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from edgetrain.manifest import Manifest, Role
+from edgetrain.manifest import GraphName, Manifest, Role
 from edgetrain.runtime.optim import flat
 from edgetrain.runtime.parameters import Vector
 
@@ -32,11 +32,11 @@ class Signal:
 
     def __init__(self, manifest: Manifest) -> None:
         self.mean = 0.0
+        graphs = {s.contract for s in manifest.segments if s.exact} | {GraphName.HEAD}
         exact = {
             port.key
-            for segment in manifest.segments
-            if segment.exact and segment.contract
-            for port in manifest.graphs[segment.contract].ports(Role.GRADIENT)
+            for name in graphs & manifest.graphs.keys()
+            for port in manifest.graphs[name].ports(Role.GRADIENT)
         }
         estimated = manifest.mode not in _NOISELESS
         self._parts = [

@@ -14,7 +14,14 @@ from edgetrain.bundle import Bundle
 from edgetrain.errors import BundleError, RunError
 from edgetrain.estimator_spec import WEIGHTS
 from edgetrain.losses import hit_share
-from edgetrain.manifest import SEGMENTED, GraphName, Manifest, Mode, Role
+from edgetrain.manifest import (
+    DECOUPLED,
+    SEGMENTED,
+    GraphName,
+    Manifest,
+    Mode,
+    Role,
+)
 from edgetrain.optimizer_spec import OptimizerSpec
 from edgetrain.runtime.activation import Meter, MeteredEngine
 from edgetrain.runtime.engines.base import Engine
@@ -278,6 +285,10 @@ def check_complete(manifest: Manifest) -> None:
         raise BundleError(f"stage {manifest.stage} has no graph 'evaluate'")
     if manifest.mode in SEGMENTED and GraphName.FORWARD not in manifest.graphs:
         raise BundleError(f"stage {manifest.stage} has no graph 'forward'")
+    headless = GraphName.HEAD not in manifest.graphs or manifest.labels is None
+    learns = manifest.trainable_elements > 0 and not manifest.is_last
+    if manifest.mode in DECOUPLED and learns and headless:
+        raise BundleError(f"stage {manifest.stage} has no graph 'head'")
     if manifest.is_last and not {GraphName.LOSS, GraphName.CRITERION} & set(
         manifest.graphs
     ):

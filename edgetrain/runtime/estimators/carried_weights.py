@@ -36,7 +36,10 @@ class CarriedWeights(Carried):
 
     def _carry(self, tick: Tick, index: int, values: Arrays, moved: Arrays) -> Arrays:
         k, size = self._shift(index)
-        self._weights.move(tick, k, size)
+        if size > 0:
+            self._weights.move(tick, k, size)
+        else:
+            self._weights.mirror()
         return {**moved, **self._shifted.run({**values, **moved})}
 
     def _learn(self, tick: Tick, stash: Arrays, ends: Arrays, slopes: Arrays) -> Arrays:

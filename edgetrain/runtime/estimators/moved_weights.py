@@ -51,6 +51,12 @@ class MovedWeights:
             part = view(self.buffer, weight)
             part += np.float32(size) * self._noise(tick, k, weight)
 
+    def mirror(self) -> None:
+        """Set the buffer to as far on the other side of the weights, drawing nothing."""
+        for weight in self.estimated:
+            part = view(self.buffer, weight)
+            np.subtract(2 * view(self._parameters.weights, weight), part, out=part)
+
     def contract(self, tick: Tick, slopes: npt.NDArray[Any]) -> None:
         """Write the gradient into the scratch buffer.
 

@@ -76,7 +76,10 @@ class WeightNoise:
         for k in range(len(slopes)):
 
             def shifted(size: float, k: int = k) -> Arrays:
-                self._weights.move(tick, k, size)
+                if size > 0:
+                    self._weights.move(tick, k, size)
+                else:
+                    self._weights.mirror()
                 return self._moved.run(stash)
 
             slopes[k] = _slopes(shifted, WEIGHT_STEP, cotangents, 1).item()
