@@ -24,7 +24,8 @@ from pathlib import Path
 import onnx
 
 from coordinator.demo_model import digits_model, write_digits
-from coordinator.job import Job, optimizer_spec, prepare
+from coordinator.job import Job, prepare
+from coordinator.optimizer import optimizer_spec
 from coordinator.progress import SilentProgress
 from coordinator.run_folder import METRICS_FILE, read_metrics
 from coordinator.session import Session, Watch

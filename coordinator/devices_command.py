@@ -11,7 +11,7 @@ from coordinator.fleet import Fleet
 from coordinator.tables import Column, print_table
 from coordinator.train_command import check_broker
 from edgetrain.transport.base import Transport
-from edgetrain.wire.messages import DatasetInfo, Hello
+from edgetrain.wire.hello import DatasetInfo, Hello
 
 _COLUMNS = (
     Column("device"),

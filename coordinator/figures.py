@@ -54,6 +54,8 @@ class DeviceRow:
         predicted_s, measured_s: computing for one step.
         predicted_memory_bytes, measured_memory_bytes: at the peak, by the tensors that the
             runtime holds; the prediction also has what one graph gives while it runs.
+        reason: for the gradient mode, one sentence.
+        signal_to_noise: of its estimated gradients at the end; 0: there are none.
         predicted_activation_bytes, measured_activation_bytes: of activations alone, and
             with what the running graph needs.
     """
@@ -68,6 +70,8 @@ class DeviceRow:
     measured_s: float | None = None
     predicted_memory_bytes: int | None = None
     measured_memory_bytes: int | None = None
+    reason: str = ""
+    signal_to_noise: float = 0.0
     predicted_activation_bytes: int | None = None
     measured_activation_bytes: int | None = None
 

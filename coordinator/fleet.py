@@ -13,9 +13,9 @@ from edgetrain.bundle import MAX_BUNDLE_BYTES
 from edgetrain.errors import FleetError, WireError
 from edgetrain.transport.base import Inbound, Presence, Transport
 from edgetrain.wire.frame import parse
+from edgetrain.wire.hello import Hello
 from edgetrain.wire.messages import (
     Command,
-    Hello,
     Report,
     decode_hello,
     decode_report,

@@ -28,9 +28,9 @@ from edgetrain.compiler.trainable import select_trainable
 from edgetrain.compiler.values import value_table
 from edgetrain.config import ModelConfig, RunConfig
 from edgetrain.errors import ConfigError, GraphError
+from edgetrain.estimator_spec import EstimatorSpec
 from edgetrain.losses import with_mean_weight
 from edgetrain.manifest import CARRYING, Mode
-from edgetrain.optimizer_spec import LRSpec, OptimizerSpec
 from edgetrain.sample_check import LabelSpec
 from edgetrain.samples import Samples
 from edgetrain.train_config import AUTO, TrainConfig
@@ -67,9 +67,14 @@ class Job:
     source: Samples | None = None
 
     def compile(
-        self, cuts: tuple[Cut, ...], modes: tuple[Mode, ...], blocks: tuple[int, ...] = ()
+        self,
+        cuts: tuple[Cut, ...],
+        modes: tuple[Mode, ...],
+        blocks: tuple[int, ...] = (),
+        estimators: tuple[EstimatorSpec, ...] = (),
+        returns: tuple[bool, ...] = (),
     ) -> list[Bundle]:
-        """One bundle a stage; `blocks` as in `Recipe`."""
+        """One bundle a stage; all but `cuts` as in `Recipe`."""
         model = self.config.model
         labels = self.data.train.labels if self.data.train is not None else None
         recipe = Recipe(
@@ -83,6 +88,8 @@ class Job:
             blocks=blocks,
             keep=keep_of(self.config),
             estimator=self.config.estimator,
+            estimators=estimators,
+            returns=returns,
             seed=self.config.train.seed,
         )
         return compile_stages(self.program, cuts, recipe)
@@ -281,30 +288,3 @@ def labels_for(config: ModelConfig, program: Program) -> LabelSpec:
     output = pick_output(program, config.output or "")
     goal = value_table(program.model)[target(config.loss, output, makers, options)]
     return label_spec(config, labels_spec(config.loss, goal, options), goal)
-
-
-def optimizer_spec(train: TrainConfig, total_steps: int) -> OptimizerSpec:
-    """The optimizer that ``[train]`` describes.
-
-    Raises:
-        ConfigError: a value is out of range, such as a warm-up longer than the run.
-    """
-    lr = LRSpec(
-        base=train.lr,
-        kind=train.lr_schedule,
-        total_steps=total_steps,
-        warmup_steps=train.warmup_steps,
-        step_size=train.lr_step_size(total_steps),
-        gamma=train.lr_gamma,
-    )
-    return OptimizerSpec(
-        name=train.optimizer,
-        lr=lr,
-        momentum=train.momentum if train.optimizer == "sgd" else 0.0,
-        nesterov=train.nesterov,
-        weight_decay=train.weight_decay,
-        beta1=train.beta1,
-        beta2=train.beta2,
-        eps=train.eps,
-        clip_norm=train.clip_norm or None,
-    )

@@ -26,6 +26,7 @@ from edgetrain.wire.messages import (
     Fetch,
     GradientNorm,
     NormTotal,
+    Revert,
     StepDone,
     Train,
 )
@@ -44,6 +45,13 @@ class Score(NamedTuple):
     loss: float
     accuracy: float | None
     samples: int
+
+
+class Measured(NamedTuple):
+    """A score, and that of each sample where it was asked for; see `Evaluated.scores`."""
+
+    score: Score
+    scores: npt.NDArray[np.float32]
 
 
 class Watcher(Protocol):
@@ -102,6 +110,10 @@ class PipelineLoop:
         self._norms: dict[int, dict[int, float]] = {}
         self.tally = Tally(len(pipeline.devices))
 
+    @property
+    def steps_per_epoch(self) -> int:
+        return self._pipeline.order.steps_per_epoch
+
     def train_until(self, step: int) -> None:
         """Run all steps before `step`, or until stopped; ends between two steps.
 
@@ -116,11 +128,17 @@ class PipelineLoop:
                 return  # stopped
             self._handle(self._event())
 
-    def evaluate(self) -> Score | None:
+    def evaluate(self, *, each: bool = False) -> Measured | None:
         """Run the evaluation samples through the present weights; None without samples."""
-        left = self._pipeline.evaluation_samples
-        if not left:
+        if not self._pipeline.evaluation_samples:
             return None
+        measured = self.measure(each=each)
+        self._watcher.evaluated(self.tally.committed + 1, measured.score)
+        return measured
+
+    def measure(self, *, each: bool = False) -> Measured:
+        """As `evaluate`, without telling the watcher."""
+        left = self._pipeline.evaluation_samples
         microbatch = self._pipeline.manifests[0].microbatch
         waiting: list[int] = []
         done: list[Evaluated] = []
@@ -128,7 +146,7 @@ class PipelineLoop:
         while left or waiting:
             while left and len(waiting) < BLOCKS_UNDER_WAY:
                 samples = min(left, EVALUATION_BLOCK * microbatch)
-                waiting.append(self._start_block(first, samples))
+                waiting.append(self._start_block(first, samples, each=each))
                 first += -(-samples // microbatch)
                 left -= samples
             event = self._event()
@@ -138,9 +156,15 @@ class PipelineLoop:
                     done.append(event.report)
             else:
                 self._handle(event)
-        score = _score(done)
-        self._watcher.evaluated(self.tally.committed + 1, score)
-        return score
+        done.sort(key=lambda part: part.block)
+        scores = b"".join(part.scores for part in done)
+        return Measured(_score(done), np.frombuffer(scores, np.float32))
+
+    def revert(self, stage: int, action: str) -> None:
+        """See `Revert`; between steps and evaluations only."""
+        p = self._pipeline
+        command = Revert(p.run, p.epoch, stage, action)
+        self._fleet.command(p.devices[stage], command)
 
     def weights(self, step: int | None = None) -> Weights:
         """Collect the weights after a step (-1: as deployed), by default the last one.
@@ -176,12 +200,12 @@ class PipelineLoop:
                     p.feed.training(number, p.order)
             self._allowed = last
 
-    def _start_block(self, first: int, samples: int) -> int:
+    def _start_block(self, first: int, samples: int, *, each: bool) -> int:
         p = self._pipeline
         self._block += 1
         microbatches = -(-samples // p.manifests[0].microbatch)
         block = (p.run, p.epoch, self._block, first, microbatches, samples)
-        self._command(Evaluate(*block))
+        self._command(Evaluate(*block, each))
         if p.feed is not None:
             p.feed.evaluation(self._block, range(first, first + microbatches))
         return self._block

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from coordinator.gradients import BACKWARD_TO_FORWARD, Chooser, Gradients
 from coordinator.job import keep_of
 from edgetrain.compiler.cut import Cut, CutFinder
 from edgetrain.compiler.cut import Layer as CutLayer
@@ -13,18 +14,16 @@ from edgetrain.compiler.forecast import stash_forecast
 from edgetrain.compiler.program import Program
 from edgetrain.config import RunConfig
 from edgetrain.errors import PlanError
-from edgetrain.manifest import Mode
 from edgetrain.plan import Plan, StagePlan
 from edgetrain.planner.partition import Device, Layer, best_order
 from edgetrain.schedules.table import SCHEDULES
 from edgetrain.schedules.validate import Times, simulate
-from edgetrain.train_config import AUTO
-from edgetrain.wire.messages import Hello, Ready
+from edgetrain.wire.hello import Hello
+from edgetrain.wire.messages import Ready
 
 # Until links are measured: what one hop over a broker on the same machine carries.
 LINK_BYTES_PER_S: Final = 50e6
 HOP_S: Final = 1e-3
-BACKWARD_TO_FORWARD: Final = 2.0
 # Weights, an earlier commit, gradient, scratch, and up to two optimizer states.
 BUFFERS: Final = 6
 WORTHWHILE: Final = 0.8  # of the present bottleneck, before a stage is moved
@@ -37,8 +36,7 @@ class Assignment:
     Attributes:
         devices: their names.
         cuts: between them.
-        modes: how each obtains its gradients.
-        reasons: for each stage, one sentence.
+        gradients: how each obtains its gradients.
         layers: planner's layers in each.
         bottleneck_s: predicted for one microbatch on the slowest stage.
         blocks: of each device's own layout.
@@ -46,8 +44,7 @@ class Assignment:
 
     devices: tuple[str, ...]
     cuts: tuple[Cut, ...]
-    modes: tuple[Mode, ...]
-    reasons: tuple[str, ...]
+    gradients: Gradients
     layers: tuple[range, ...]
     bottleneck_s: float
     blocks: tuple[int, ...]
@@ -61,6 +58,7 @@ class Planner:
         program: the model.
         trainable: weights whose users must stay in one stage.
         devices: those that may take part.
+        pretrained: tells whether the model is, at the cost of an evaluation.
     """
 
     def __init__(
@@ -69,11 +67,13 @@ class Planner:
         program: Program,
         trainable: frozenset[str],
         devices: Mapping[str, Hello],
+        pretrained: Callable[[], bool],
     ) -> None:
         self._config = config
         self._remarks = program.remarks
         self._finder = CutFinder(program, trainable)
         self._hellos = _chosen(config, devices)
+        self._chooser = Chooser(config, program, trainable, self._hellos, pretrained)
         self._layers = self._cut_layers()
         self._stash_bytes = stash_forecast(
             program,
@@ -112,12 +112,11 @@ class Planner:
         first = config.plan.pin.first or config.data.device
         placement = best_order(layers, devices, first, config.plan.pin.last, in_flight)
         names = tuple(device.name for device in placement.devices)
-        chosen = [self._mode(stage, name) for stage, name in enumerate(names)]
+        cuts = tuple(self._layers[s.stop - 1].output for s in placement.stages[:-1])
         return Assignment(
             names,
-            tuple(self._layers[stage.stop - 1].output for stage in placement.stages[:-1]),
-            tuple(mode for mode, _ in chosen),
-            tuple(reason for _, reason in chosen),
+            cuts,
+            self._chooser.choose(names, cuts),
             placement.stages,
             placement.bottleneck_s,
             tuple(self._hellos[name].block for name in names),
@@ -162,8 +161,8 @@ class Planner:
                     stage=stage,
                     device=name,
                     cut=tuple(spec.name for spec in crossing),
-                    mode=assignment.modes[stage].value,
-                    reason=assignment.reasons[stage],
+                    mode=assignment.gradients.modes[stage].value,
+                    reason=assignment.gradients.reasons[stage],
                     layers=len(layers),
                     parameters=sum(layer.weight_elements for layer in layers),
                     predicted_forward_s=ready.forward_s,
@@ -218,34 +217,8 @@ class Planner:
 
     def _device(self, name: str) -> Device:
         hello = self._hellos[name]
-        mode, _ = self._mode(None, name)
-        speed = self._speeds[name]
-        speed *= (1 + BACKWARD_TO_FORWARD) / self._forwards(mode)
+        speed = self._speeds[name] / self._chooser.slowdown(name)
         return Device(name, speed, hello.memory_bytes, LINK_BYTES_PER_S)
-
-    def _forwards(self, mode: Mode) -> float:
-        """What a microbatch costs, in plain forwards: roughly, until it is measured."""
-        spec = self._config.estimator
-        return {
-            Mode.HYBRID: 1 + 2 * spec.tangents,
-            Mode.FORWARD_GRADIENT: 3 + 2 * spec.tangents,
-            Mode.SPSA: 1 + spec.sides * spec.tangents,
-        }.get(mode, 1 + BACKWARD_TO_FORWARD)
-
-    def _mode(self, stage: int | None, name: str) -> tuple[Mode, str]:
-        """The gradient mode of a device, and why."""
-        offered = self._hellos[name].gradient
-        asked = self._config.train.gradient_of(-1 if stage is None else stage, name)
-        if AUTO not in (asked, offered) and asked != offered:
-            raise PlanError(
-                f"[train] gradient asks {asked!r} of device {name!r}, which offers only"
-                f" {offered!r}: leave it 'auto', or place that stage elsewhere"
-            )
-        if asked != AUTO:
-            return Mode(asked), f"gradient {asked!r} was asked for"
-        if offered != AUTO:
-            return Mode(offered), f"{name} declares itself {offered!r} only"
-        return Mode.VJP, f"{name} runs backward graphs, so its gradients are exact"
 
 
 def _chosen(config: RunConfig, devices: Mapping[str, Hello]) -> dict[str, Hello]:

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import Final
 
 from coordinator.figures import DeviceFigures, DeviceRow, Snapshot
+from coordinator.gate import Verdict
+from coordinator.noise_watch import NoiseWatch
 from coordinator.pipeline_loop import Score
 from coordinator.progress import Progress
-from coordinator.run_folder import EvalMetrics, RunFolder, StepMetrics
+from coordinator.run_folder import EvalMetrics, GateMetrics, RunFolder, StepMetrics
 from coordinator.tally import StepTotal, Tally
 from edgetrain.plan import Plan
 
@@ -23,6 +25,7 @@ class Recorder:
     Attributes:
         score: of the last evaluation.
         last: of the steps so far, the last one.
+        remarks: what was decided on the way, for whoever reads the end.
 
     Args:
         folder: gets a line a step and evaluation.
@@ -40,12 +43,14 @@ class Recorder:
     ) -> None:
         self.score: Score | None = None
         self.last: StepTotal | None = None
+        self.remarks: list[str] = []
         self._folder = folder
         self._progress = progress
         self._clock = clock
         self._fed_bytes = fed_bytes
         self._start_s = clock()
         self._plan: Plan | None = None
+        self._noise: NoiseWatch | None = None
         self._steps = 0
         self._steps_per_epoch = 1
         self._recent: deque[tuple[float, int, int]] = deque(maxlen=WINDOW_STEPS + 1)
@@ -53,9 +58,12 @@ class Recorder:
     def begin(self, plan: Plan, steps: int, steps_per_epoch: int) -> None:
         """Say what is about to run."""
         self._plan = plan
+        self._noise = NoiseWatch(len(plan.stages))
         self._steps = steps
         self._steps_per_epoch = steps_per_epoch
         self._recent.append((self._clock(), 0, 0))
+        for stage in plan.stages:
+            self._progress.say(f"stage {stage.stage}: {stage.mode}; {stage.reason}")
 
     def stepped(self, total: StepTotal, tally: Tally) -> None:
         """See `Watcher.stepped`."""
@@ -69,8 +77,10 @@ class Recorder:
                 loss=total.loss if math.isfinite(total.loss) else None,
                 seconds=round(self._clock() - self._start_s, 6),
                 bytes_sent=sent_bytes,
+                signal_to_noise=_rounded(total.signals),
             )
         )
+        self._look_for_noise(total)
         self._progress.update(self._snapshot(total, sent_bytes, tally))
 
     def evaluated(self, step: int, score: Score) -> None:
@@ -85,6 +95,43 @@ class Recorder:
                 eval_accuracy=score.accuracy,
             )
         )
+
+    def gated(self, verdict: Verdict) -> None:
+        """See `Judge.gated`."""
+        trained, deployed = verdict.trained, verdict.deployed
+        self._folder.append(
+            GateMetrics(
+                step=verdict.step,
+                gate_stage=verdict.stage,
+                gate_measure=verdict.measure,
+                gate_trained=trained if math.isfinite(trained) else None,
+                gate_deployed=deployed if math.isfinite(deployed) else None,
+                rolled_back=verdict.rolled_back,
+            )
+        )
+        if verdict.rolled_back and self._plan is not None:
+            stage = self._plan.stages[verdict.stage]
+            self._remark(
+                f"stage {stage.stage} ({stage.mode} on {stage.device}) was rolled back at"
+                f" step {verdict.step} and trains no more: {verdict.measure}"
+                f" {trained:.4g} with its training, {deployed:.4g} without"
+            )
+
+    def _look_for_noise(self, total: StepTotal) -> None:
+        if self._noise is None or self._plan is None:
+            return
+        for number in self._noise.hopeless(total.loss, total.signals):
+            stage = self._plan.stages[number]
+            self._remark(
+                f"stage {number} ({stage.mode} on {stage.device}) learns from noise: its"
+                f" gradients' signal to noise is {total.signals[number]:.2g} at step"
+                f" {total.step + 1} and the loss does not fall; train fewer of its layers,"
+                " raise batch_size or [estimator] tangents, or choose another mode"
+            )
+
+    def _remark(self, text: str) -> None:
+        self.remarks.append(text)
+        self._progress.say(text)
 
     def rows(self, tally: Tally) -> list[DeviceRow]:
         """What each device did, predicted beside measured."""
@@ -105,6 +152,8 @@ class Recorder:
                     measured_s=totals.compute_s / totals.steps if totals.steps else None,
                     predicted_memory_bytes=stage.predicted_memory_bytes,
                     measured_memory_bytes=totals.memory_peak_bytes or None,
+                    reason=stage.reason,
+                    signal_to_noise=totals.signal_to_noise,
                     predicted_activation_bytes=stage.predicted_activation_bytes or None,
                     measured_activation_bytes=totals.activation_peak_bytes or None,
                 )
@@ -129,3 +178,7 @@ class Recorder:
                 for stage, totals in zip(devices, tally.stages, strict=False)
             ),
         )
+
+
+def _rounded(signals: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(round(signal, 6) for signal in signals) if any(signals) else ()

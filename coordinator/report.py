@@ -9,7 +9,7 @@ from typing import Final
 
 from coordinator.chart import Point, line_chart
 from coordinator.figures import WIDE_HEADINGS, DeviceRow, seconds_text, wide_cells
-from coordinator.run_folder import EvalMetrics, StepMetrics
+from coordinator.run_folder import EvalMetrics, GateMetrics, StepMetrics
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --line: #2563eb; --faint: #8884; }
@@ -37,6 +37,7 @@ class Report:
         devices: one row a stage, predicted beside measured.
         plan: as text.
         config: the resolved run file.
+        gates: comparisons of stages with their deployed weights.
     """
 
     title: str
@@ -45,6 +46,7 @@ class Report:
     devices: Sequence[DeviceRow]
     plan: str
     config: str
+    gates: Sequence[GateMetrics] = ()
 
 
 def render(report: Report) -> str:
@@ -61,6 +63,7 @@ def render(report: Report) -> str:
             _curve([(m.step, m.eval_accuracy) for m in report.evaluations], "accuracy"),
         ),
         ("Devices", _device_table(report.devices)),
+        ("Gradients", _reasons(report.devices) + _gates(report.gates)),
         ("Plan", f"<pre>{escape(report.plan)}</pre>"),
         ("Run file", f"<pre>{escape(report.config)}</pre>"),
     ]
@@ -97,3 +100,38 @@ def _device_table(rows: Sequence[DeviceRow]) -> str:
         for row in sorted(rows, key=lambda row: row.stage)
     )
     return f'<div class="wide"><table><tr>{head}</tr>\n{body}</table></div>'
+
+
+def _reasons(rows: Sequence[DeviceRow]) -> str:
+    """Why each stage obtains its gradients as it does."""
+    items = "".join(
+        f"<li>Stage {row.stage}, {escape(row.mode)}: {escape(row.reason)}."
+        f"{_signal(row)}</li>"
+        for row in sorted(rows, key=lambda row: row.stage)
+    )
+    return f"<ul>{items}</ul>"
+
+
+def _signal(row: DeviceRow) -> str:
+    signal = row.signal_to_noise
+    return f" Signal to noise {signal:.2g} at the end." if signal else ""
+
+
+def _gates(gates: Sequence[GateMetrics]) -> str:
+    """What stages without backprop are worth, and which were given up."""
+    if not gates:
+        return ""
+    words = ("step", "stage", "held-out", "trained", "deployed", "")
+    head = "".join(f"<th>{word}</th>" for word in words)
+    rows = "".join(
+        f"<tr><td>{gate.step}</td><td>{gate.gate_stage}</td>"
+        f"<td>{escape(gate.gate_measure)}</td><td>{_number(gate.gate_trained)}</td>"
+        f"<td>{_number(gate.gate_deployed)}</td>"
+        f"<td>{'rolled back' if gate.rolled_back else 'kept'}</td></tr>"
+        for gate in gates
+    )
+    return f"<table><tr>{head}</tr>{rows}</table>"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

@@ -13,16 +13,19 @@ from coordinator.deploy import Deployment, deploy, heads_of
 from coordinator.feed import Ends, Feed
 from coordinator.fleet import Fleet
 from coordinator.heads import ship
-from coordinator.job import Job, optimizer_spec
+from coordinator.job import Job
+from coordinator.optimizer import optimizer_spec
 from coordinator.pipeline_loop import Pipeline
 from coordinator.planning import Assignment, Planner
+from coordinator.pretrained import is_pretrained
 from edgetrain.bundle import Bundle
 from edgetrain.errors import DataError, PlanError, TransportError
 from edgetrain.plan import Plan
 from edgetrain.runtime.outbox import Outbox
 from edgetrain.samples import BatchOrder
 from edgetrain.wire.frame import DEFAULT_CHUNK_BYTES
-from edgetrain.wire.messages import DatasetInfo, Hello, LocalData, Ready, Release
+from edgetrain.wire.hello import DatasetInfo, Hello
+from edgetrain.wire.messages import LocalData, Ready, Release
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +107,13 @@ class Rollout:
             RunError: a device refused or did not answer.
         """
         job = self._job
-        planner = Planner(job.config, job.program, job.trainable, devices)
+        config = job.config
+        if not supply.eval_samples:  # nothing to compare a stage on
+            estimator = msgspec.structs.replace(config.estimator, gate=False)
+            config = msgspec.structs.replace(config, estimator=estimator)
+        planner = Planner(
+            config, job.program, job.trainable, devices, lambda: is_pretrained(job)
+        )
         assignment = planner.assign()
         deployed = self._deploy(assignment, 0, total_steps, supply.local)
         better = planner.improve(assignment, deployed.ready)
@@ -128,7 +137,14 @@ class Rollout:
         self, assignment: Assignment, epoch: int, total_steps: int, local: LocalData | None
     ) -> _Deployed:
         train = self._job.config.train
-        bundles = self._job.compile(assignment.cuts, assignment.modes, assignment.blocks)
+        gradients = assignment.gradients
+        bundles = self._job.compile(
+            assignment.cuts,
+            gradients.modes,
+            assignment.blocks,
+            gradients.estimators,
+            gradients.returns,
+        )
         bundles, remarks = ship(bundles, self._job.source, train.seed)
         deployment = Deployment(
             run=self._run,

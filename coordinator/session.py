@@ -14,6 +14,7 @@ from typing import Final
 
 from coordinator.figures import DeviceRow
 from coordinator.fleet import Fleet
+from coordinator.gate import Gate
 from coordinator.job import Job, prepare
 from coordinator.pipeline_loop import Pipeline, PipelineLoop, Score, Weights
 from coordinator.progress import Progress
@@ -24,12 +25,14 @@ from coordinator.run_folder import (
     METRICS_FILE,
     MODEL_FILE,
     RunFolder,
+    read_gates,
     read_metrics,
     resolved_toml,
 )
 from edgetrain.config import RunConfig
 from edgetrain.errors import DivergedError, RunError
 from edgetrain.plan import Plan
+from edgetrain.runtime.fallback import gated
 from edgetrain.runtime.outbox import Outbox
 from edgetrain.transport.base import Transport
 
@@ -133,32 +136,31 @@ class Session:
         recorder.begin(plan, total, pipeline.order.steps_per_epoch)
         loop = PipelineLoop(self._fleet, pipeline, recorder, watch.stopped)
         try:
-            model = self._train(loop, folder, pipeline.order.steps_per_epoch, total)
+            gate = Gate(loop, _gated(pipeline), total, recorder)
+            model = self._train(loop, gate, folder, total)
         finally:
             watch.progress.close()
             rows = tuple(recorder.rows(loop.tally))
             self._write_report(folder, plan, rows)
         steps = loop.tally.committed + 1
-        remarks = (*plan.remarks, *self._job.data.remarks)
+        remarks = (*plan.remarks, *self._job.data.remarks, *recorder.remarks)
         return Outcome(
             folder.path, model, steps, recorder.score, steps < total, rows, remarks
         )
 
-    def _train(
-        self, loop: PipelineLoop, folder: RunFolder, steps_per_epoch: int, total: int
-    ) -> Path:
+    def _train(self, loop: PipelineLoop, gate: Gate, folder: RunFolder, total: int) -> Path:
         """Alternate training and evaluation, keeping the weights at some evaluations.
 
         A run that fails leaves the last weights kept, and says of which step they are.
         """
-        every = self._config.train.eval_every or steps_per_epoch
+        every = self._config.train.eval_every or loop.steps_per_epoch
         kept_step, kept_s = 0, self._watch.clock()
         try:
             while loop.tally.committed + 1 < total and not self._watch.stopped():
                 done = loop.tally.committed + 1
                 loop.train_until(min(total, (done // every + 1) * every))
                 if not self._watch.stopped():
-                    loop.evaluate()
+                    self._evaluate(loop, gate)
                 if not kept_step or self._watch.clock() - kept_s > KEEP_EVERY_S:
                     self._keep(folder, loop.weights())
                     kept_step, kept_s = loop.tally.committed + 1, self._watch.clock()
@@ -172,6 +174,13 @@ class Session:
                 error.add_note(f"{path} holds the weights after step {kept_step}")
             raise
 
+    def _evaluate(self, loop: PipelineLoop, gate: Gate) -> None:
+        step = loop.tally.committed + 1
+        due = gate.due(step)
+        measured = loop.evaluate(each=due)
+        if due and measured is not None:
+            gate.compare(step, measured)
+
     def _keep(self, folder: RunFolder, weights: Weights) -> Path:
         return folder.write_model(lambda path: self._job.export(path, weights))
 
@@ -181,8 +190,14 @@ class Session:
         steps, evaluations = read_metrics(folder.path / METRICS_FILE)
         text = plan.encode().decode()
         config = resolved_toml(self._config)
-        report = Report(folder.path.name, steps, evaluations, rows, text, config)
+        gates = read_gates(folder.path / METRICS_FILE)
+        report = Report(folder.path.name, steps, evaluations, rows, text, config, gates)
         folder.write_report(render(report))
+
+
+def _gated(pipeline: Pipeline) -> tuple[int, ...]:
+    """The stages that keep their deployed weights, to be compared with."""
+    return tuple(m.stage for m in pipeline.manifests if gated(m))
 
 
 def train(

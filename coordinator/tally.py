@@ -17,12 +17,14 @@ class StepTotal:
     Attributes:
         loss: mean over the batch.
         sent_bytes: by all devices.
+        signals: signal to noise of each stage's gradients; 0 where they are exact.
     """
 
     step: int
     loss: float
     samples: int
     sent_bytes: int
+    signals: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)
@@ -36,6 +38,7 @@ class StageTotals:
     memory_peak_bytes: int = 0
     activation_peak_bytes: int = 0
     steps: int = 0
+    signal_to_noise: float = 0.0
     recent: deque[StepDone] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
 
     def add(self, done: StepDone) -> None:
@@ -45,6 +48,7 @@ class StageTotals:
         self.sent_bytes += done.sent_bytes
         self.stash_peak_bytes = max(self.stash_peak_bytes, done.stash_peak_bytes)
         self.memory_peak_bytes = max(self.memory_peak_bytes, done.memory_peak_bytes)
+        self.signal_to_noise = done.signal_to_noise
         peak_bytes = max(self.activation_peak_bytes, done.activation_peak_bytes)
         self.activation_peak_bytes = peak_bytes
         self.recent.append(done)
@@ -84,7 +88,9 @@ class Tally:
         samples = sum(report.samples for report in reports.values())
         loss_sum = sum(report.loss_sum for report in reports.values())
         sent_bytes = sum(report.sent_bytes for report in reports.values())
-        return StepTotal(done.step, loss_sum / max(1, samples), samples, sent_bytes)
+        signals = tuple(reports[n].signal_to_noise for n in range(len(self.stages)))
+        loss = loss_sum / max(1, samples)
+        return StepTotal(done.step, loss, samples, sent_bytes, signals)
 
     def behind(self) -> list[int]:
         """The stages whose report of the next step is missing."""

@@ -99,7 +99,13 @@ def execute(config: RunConfig, options: Options, progress: Progress) -> Outcome:
             check_broker(lambda: probe.open(lambda _: None))
             probe.close()
         simulated = [
-            SimDevice(device.name, device.speed, device.gradient, device.memory_bytes)
+            SimDevice(
+                device.name,
+                device.speed,
+                device.gradient,
+                device.memory_bytes,
+                runs=device.runs,
+            )
             for device in fleet.simulate
         ]
         processes = ProcessFleet(url, simulated, fleet.namespace)

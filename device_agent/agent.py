@@ -17,18 +17,19 @@ from edgetrain.runtime.activation import measured
 from edgetrain.runtime.activation_forecast import activation_bytes
 from edgetrain.runtime.choice import choose
 from edgetrain.runtime.engines.base import Engine
+from edgetrain.runtime.memory_forecast import required_bytes
 from edgetrain.runtime.outbox import Outbox
-from edgetrain.runtime.stage import Stage, check_complete, required_bytes
+from edgetrain.runtime.stage import Stage, check_complete
 from edgetrain.runtime.stage_worker import BatchSource, StageWorker, Surroundings
 from edgetrain.samples import BatchOrder
 from edgetrain.schedules.table import SCHEDULES
 from edgetrain.transport.base import Inbound, Transport
 from edgetrain.wire.frame import Kind, parse
+from edgetrain.wire.hello import Hello
 from edgetrain.wire.messages import (
     Command,
     Deploy,
     Failed,
-    Hello,
     Ready,
     Refused,
     Release,

@@ -110,6 +110,7 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
         metavar="MODE",
         help="only this one: vjp, hybrid, local or frozen (auto)",
     )
+    add("--runs", metavar="WORDS", help="graphs to offer: backward,jvp,weights (all)")
     add(
         "--dataset",
         action="append",
@@ -136,6 +137,7 @@ def _probe(*, as_json: bool) -> None:
         "cores": hello.cores,
         "memory_bytes": hello.memory_bytes,
         "flop_per_s": round(hello.flop_per_s),
+        "runs": list(hello.runs),
         "version": hello.version,
     }
     if as_json:
@@ -143,6 +145,7 @@ def _probe(*, as_json: bool) -> None:
         return
     sys.stdout.write(
         f"engine     {hello.engine} ({', '.join(hello.providers)})\n"
+        f"runs       {', '.join(hello.runs) or 'plain inference'} graphs\n"
         f"cores      {hello.cores}\n"
         f"memory     {hello.memory_bytes / 1e6:.0f} MB to lend\n"
         f"speed      {hello.flop_per_s / 1e9:.2f} Gflop/s on one thread\n"
@@ -153,7 +156,9 @@ def _probe(*, as_json: bool) -> None:
 def _run(options: argparse.Namespace) -> None:
     config = agent_config.load(options.file, _overrides(options))
     _log_to_stderr(config.name, verbose=options.verbose)
-    limits = Limits(config.threads, config.memory_bytes, config.gradient, options.speed)
+    limits = Limits(
+        config.threads, config.memory_bytes, config.gradient, options.speed, config.runs
+    )
     equipment = equip(config.name, limits, config.datasets)
     agent = Agent(_transport(config), equipment)
     try:
@@ -188,6 +193,9 @@ def _overrides(options: argparse.Namespace) -> list[str]:
     ]
     if options.threads is not None:
         assignments.append(f"threads={options.threads}")
+    if options.runs is not None:
+        words = [word for word in options.runs.split(",") if word]
+        assignments.append(f"runs={msgspec.json.encode(words).decode()}")
     return assignments
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from edgetrain.abilities import ABILITIES
 from edgetrain.errors import ConfigError
 from edgetrain.settings import (
     Section,
@@ -40,6 +41,8 @@ class AgentConfig(Section, frozen=True):
         memory: that a stage may take: bytes, text such as ``"512 MB"``, or ``"auto"``:
             what is free.
         gradient: ``"auto"`` offers all that the probe finds possible; a mode, only that.
+        runs: what the engine may be given beside plain forwards: of ``"backward"``,
+            ``"jvp"`` and ``"weights"``; the probe may find it runs fewer.
         datasets: by the name a run file asks for.
         password_file: holds the broker password on its first line.
     """
@@ -50,6 +53,7 @@ class AgentConfig(Section, frozen=True):
     threads: int = 1
     memory: int | str = AUTO
     gradient: str = AUTO
+    runs: tuple[str, ...] = ABILITIES
     datasets: dict[str, DatasetConfig] = msgspec.field(default_factory=dict)
     password_file: Path | None = None
 
@@ -59,6 +63,8 @@ class AgentConfig(Section, frozen=True):
         check_device_name("namespace", self.namespace)
         require(self.threads > 0, f"threads = {self.threads}: must be 1 or more")
         choose("gradient", self.gradient, GRADIENTS)
+        for word in self.runs:
+            choose("runs", word, ABILITIES)
         if self.memory != AUTO:
             size_bytes("memory", self.memory)
 

@@ -13,7 +13,8 @@ from edgetrain.sample_check import check
 from edgetrain.sample_files import load
 from edgetrain.samples import BatchOrder, Rows, Samples, evaluation_rows
 from edgetrain.tensors import TensorSpec
-from edgetrain.wire.messages import DatasetInfo, LocalData
+from edgetrain.wire.hello import DatasetInfo
+from edgetrain.wire.messages import LocalData
 
 
 @dataclass(frozen=True, slots=True)

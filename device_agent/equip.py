@@ -11,12 +11,14 @@ from device_agent.agent import Equipment
 from device_agent.config import DatasetConfig
 from device_agent.data import open_datasets
 from device_agent.probe import cores, flop_per_s, free_memory_bytes
+from edgetrain.abilities import ABILITIES
 from edgetrain.errors import ConfigError
+from edgetrain.runtime.engines.abilities import abilities
 from edgetrain.runtime.engines.base import Engine
 from edgetrain.runtime.engines.onnxruntime import OnnxRuntimeEngine
-from edgetrain.sim.device import SlowedEngine
+from edgetrain.sim.device import NarrowedEngine, SlowedEngine
 from edgetrain.train_config import AUTO
-from edgetrain.wire.messages import Hello
+from edgetrain.wire.hello import Hello
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +30,14 @@ class Limits:
         memory_bytes: for its stages; None: half of what is free now.
         gradient: the one mode it accepts, or ``"auto"``.
         speed: share of its own speed that it is held back to, in 0 ... 1.
+        runs: of `ABILITIES`, those it is held back to.
     """
 
     threads: int = 1
     memory_bytes: int | None = None
     gradient: str = AUTO
     speed: float = 1.0
+    runs: tuple[str, ...] = ABILITIES
 
     def __post_init__(self) -> None:
         if not 0 < self.speed <= 1:
@@ -51,6 +55,8 @@ def equip(
     loaded = open_datasets(datasets or {})
     plain = OnnxRuntimeEngine(threads=limits.threads)
     engine: Engine = plain if limits.speed == 1 else SlowedEngine(plain, limits.speed)
+    if set(limits.runs) != set(ABILITIES):
+        engine = NarrowedEngine(engine, limits.runs)
     hello = Hello(
         device=name,
         session=secrets.token_hex(8),
@@ -63,5 +69,6 @@ def equip(
         cores=cores(),
         datasets=tuple(dataset.info for dataset in loaded.values()),
         block=plain.block,
+        runs=abilities(engine),
     )
     return Equipment(hello, engine, loaded)

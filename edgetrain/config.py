@@ -9,10 +9,11 @@ import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
+from edgetrain.abilities import BACKWARD
 from edgetrain.errors import ConfigError
 from edgetrain.estimator_spec import EstimatorSpec
 from edgetrain.losses import LossOptions, check_loss
@@ -26,9 +27,9 @@ from edgetrain.settings import (
     override,
     read_table,
     require,
-    size_bytes,
 )
-from edgetrain.train_config import AUTO, GRADIENTS, USUAL_LR, TrainConfig
+from edgetrain.simulated_device import SimulatedDevice
+from edgetrain.train_config import AUTO, USUAL_LR, TrainConfig
 
 EMBEDDED: Final = "embedded"
 
@@ -50,6 +51,8 @@ class ModelConfig(Section, frozen=True):
         fixed: by input, the value of all its elements in training, for inputs that are no
             data, such as the first state of a recurrent net.
         tie: whether matrices that are equal, as they are or transposed, train as one.
+        pretrained: whether the file's weights have learnt the task, or one near it;
+            ``"auto"``: a few samples tell.
         source: samples of the task that the model was trained on, in a file as that of
             [data] train; heads of stages learn from them before the run.
     """
@@ -62,6 +65,7 @@ class ModelConfig(Section, frozen=True):
     shapes: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
     fixed: dict[str, float] = msgspec.field(default_factory=dict)
     tie: bool = False
+    pretrained: bool | Literal["auto"] = "auto"
     source: Path | None = None
 
     def __post_init__(self) -> None:
@@ -134,33 +138,6 @@ class PlanConfig(Section, frozen=True):
             f"[plan] stages = {self.stages} needs {self.stages - 1} cuts, {len(self.cuts)}"
             " are given: leave out one of the two keys",
         )
-
-
-class SimulatedDevice(Section, frozen=True):
-    """A device that the coordinator starts as a process on this machine.
-
-    Attributes:
-        speed: share of this machine's speed, above 0, at most 1.
-        gradient: what it can do: ``"auto"`` all, ``"hybrid"`` plain inference only.
-        memory: bytes, or text such as ``"512 MB"``; None: no limit.
-    """
-
-    name: str
-    speed: float = 1.0
-    gradient: str = AUTO
-    memory: int | str | None = None
-
-    def __post_init__(self) -> None:
-        check_device_name("[fleet] simulate", self.name)
-        place = f"[fleet] simulate {self.name!r}:"
-        choose(f"{place} gradient", self.gradient, GRADIENTS)
-        require(0 < self.speed <= 1, f"{place} speed = {self.speed}: must be in 0 ... 1")
-        if self.memory is not None:
-            size_bytes(f"{place} memory", self.memory)
-
-    @property
-    def memory_bytes(self) -> int | None:
-        return None if self.memory is None else size_bytes("memory", self.memory)
 
 
 class FleetConfig(Section, frozen=True):
@@ -237,11 +214,16 @@ class RunConfig(Section, frozen=True):
 
     @property
     def gradients(self) -> frozenset[str]:
-        """All the words for a gradient mode, of stages and of simulated devices."""
+        """All the words for a gradient mode, of stages and of simulated devices.
+
+        Those that run no backward graphs will likely estimate.
+        """
         asked = self.train.gradient
         words = [asked] if isinstance(asked, str) else list(asked)
         words += list(asked.values()) if isinstance(asked, dict) else []
-        return frozenset((*words, *(device.gradient for device in self.fleet.simulate)))
+        devices = self.fleet.simulate
+        words += ["hybrid" for device in devices if BACKWARD not in device.runs]
+        return frozenset((*words, *(device.gradient for device in devices)))
 
     def __post_init__(self) -> None:
         pin = self.plan.pin

@@ -28,6 +28,8 @@ class EstimatorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             differences of plain forwards, for engines that run nothing else.
         control_variate: subtract a learned guess before multiplying by noise.
         upstream: return an estimated cotangent to the stage before.
+        gate: compare such a stage with its deployed weights on held-out samples, and go
+            back to those where it is worse.
         sides: of a difference of forwards that noise is carried through to the loss by
             (``forward_gradient``, ``spsa``): 2, moved along the noise and against it, is
             unbiased up to the square of the step; 1 takes half the forwards.
@@ -38,6 +40,7 @@ class EstimatorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     form: str = JVP
     control_variate: bool = True
     upstream: bool = True
+    gate: bool = True
     sides: int = 2
 
     def __post_init__(self) -> None:

@@ -13,7 +13,8 @@ from edgetrain.estimator_spec import EstimatorSpec
 from edgetrain.manifest import CARRYING, Mode, Role
 from edgetrain.rays import Rays
 from edgetrain.runtime.estimators.base import Tick
-from edgetrain.runtime.stage import Stage, required_bytes
+from edgetrain.runtime.memory_forecast import required_bytes
+from edgetrain.runtime.stage import Stage
 from tests.cut_models import BATCH, samples
 from tests.stage_runs import (
     OPTIMIZER,

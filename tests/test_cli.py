@@ -32,7 +32,8 @@ from edgetrain.transport.base import Transport
 from edgetrain.transport.broker import Broker
 from edgetrain.transport.link import MqttSettings
 from edgetrain.transport.mqtt import MqttTransport
-from edgetrain.wire.messages import Hello, encode
+from edgetrain.wire.hello import Hello
+from edgetrain.wire.messages import encode
 
 WAIT_S = 30.0  # only a failing test waits this long
 NO_BROKER = "mqtt://127.0.0.1:1"

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgetrain.errors import WireError
+from edgetrain.wire.hello import Hello
 from edgetrain.wire.messages import (
     MAX_MESSAGE_BYTES,
     Command,
     Fetch,
-    Hello,
     Release,
     Report,
     decode_command,
@@ -32,6 +32,7 @@ PLAIN = {
     int: st.integers(-(2**63), 2**63 - 1),
     float: st.floats(allow_nan=False),
     str: st.text(max_size=8),
+    bytes: st.binary(max_size=8),
     bool: st.booleans(),
     type(None): st.none(),
 }

@@ -20,7 +20,7 @@ from edgetrain.compiler.trainable import select_trainable
 from edgetrain.config import DataConfig, FleetConfig, ModelConfig, PlanConfig, RunConfig
 from edgetrain.manifest import FastPath, GraphName, Mode, Role
 from edgetrain.runtime.estimators.base import Tick
-from edgetrain.runtime.stage import required_bytes
+from edgetrain.runtime.memory_forecast import required_bytes
 from edgetrain.tensors import TensorSpec
 from edgetrain.train_config import TrainConfig
 from tests.cut_models import MODELS, OUTPUT, program, samples

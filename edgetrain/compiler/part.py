@@ -33,6 +33,7 @@ class Part:
         keep: what its forward hands to its backward.
         block: of the device's own layout, for a fast path; 0: portable graphs only.
         estimator: how gradients are estimated, where they are.
+        returns: cotangents go to the stage before, where they are wanted.
         first: number of its first node in the whole model.
         samples: of a microbatch.
         seed: of the weights that its own head begins with.
@@ -54,6 +55,7 @@ class Part:
     keep: Keep = Keep.LEAST
     block: int = 0
     estimator: EstimatorSpec = DEFAULT
+    returns: bool = True
     first: int = 0
     samples: int = 1
     seed: int = 0
@@ -70,8 +72,8 @@ class Part:
 
     @cached_property
     def wanted_upstream(self) -> tuple[str, ...]:
-        """The received values whose cotangent some weight upstream needs from here."""
-        if self.mode in DECOUPLED:
+        """The received values whose cotangent a weight upstream needs and gets here."""
+        if self.mode in DECOUPLED or not self.returns:
             return ()
         return tuple(spec.name for spec in self.moved(self.receives))
 

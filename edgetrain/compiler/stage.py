@@ -41,6 +41,8 @@ class Recipe:
         loss_options: what the loss is told.
         keep: what the forward of an exact stage hands to its backward.
         estimator: how gradients are estimated, where they are.
+        estimators: the same, a stage each, where stages differ.
+        returns: of each stage, whether it returns cotangents; empty: all do.
         seed: of the weights that heads begin with.
     """
 
@@ -54,6 +56,8 @@ class Recipe:
     loss_options: LossOptions = PLAIN
     keep: Keep = Keep.LEAST
     estimator: EstimatorSpec = DEFAULT
+    estimators: tuple[EstimatorSpec, ...] = ()
+    returns: tuple[bool, ...] = ()
     seed: int = 0
 
 
@@ -149,7 +153,11 @@ def _parts(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Part]:
                 batch_statistics=recipe.batch_statistics and mode in _EXACT,
                 keep=recipe.keep,
                 block=recipe.blocks[stage] if recipe.blocks else 0,
-                estimator=settled(mode, recipe.estimator),
+                estimator=settled(
+                    mode,
+                    recipe.estimators[stage] if recipe.estimators else recipe.estimator,
+                ),
+                returns=recipe.returns[stage] if recipe.returns else True,
                 first=start,
                 samples=program.batch,
                 seed=recipe.seed,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
@@ -36,6 +36,7 @@ class Parameters:
         weights: flat, trainable ones first, updated in place.
         gradient: flat, of the trainable ones; the sum over the microbatches so far.
         scratch: as `gradient`, of one microbatch.
+        noted: is told of each microbatch's gradient that is added up.
     """
 
     def __init__(self, bundle: Bundle) -> None:
@@ -43,6 +44,7 @@ class Parameters:
         self.weights: Vector = bundle.weights.copy()
         self.gradient: Vector = np.zeros(manifest.trainable_elements, np.float32)
         self.scratch: Vector = np.zeros(manifest.trainable_elements, np.float32)
+        self.noted: Callable[[Vector], None] = lambda _: None
         self._specs: dict[str, WeightSpec] = {spec.name: spec for spec in manifest.weights}
         self._statistics = manifest.statistics
         self._kept = commits_kept(manifest)
@@ -97,6 +99,7 @@ class Parameters:
     def accumulate(self) -> None:
         """Add the scratch buffer to the step's gradient."""
         np.add(self.gradient, self.scratch, out=self.gradient)
+        self.noted(self.scratch)
 
     def absorb_statistics(self, batch: Mapping[str, npt.NDArray[np.float32]]) -> None:
         """Move the running statistics towards a microbatch's, keyed by the running name."""

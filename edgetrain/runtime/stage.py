@@ -7,16 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from edgetrain.bundle import Bundle
-from edgetrain.errors import BundleError
+from edgetrain.errors import BundleError, RunError
 from edgetrain.estimator_spec import WEIGHTS
 from edgetrain.losses import hit_share
 from edgetrain.manifest import (
-    CARRYING,
     DECOUPLED,
     SEGMENTED,
     GraphName,
@@ -34,10 +32,13 @@ from edgetrain.runtime.estimators.forward_gradient import ForwardGradient
 from edgetrain.runtime.estimators.hybrid import Hybrid
 from edgetrain.runtime.estimators.identity import Identity
 from edgetrain.runtime.estimators.local import local
+from edgetrain.runtime.fallback import Fallback, gated
+from edgetrain.runtime.memory_forecast import moved_copies, optimizer_states
 from edgetrain.runtime.optim import flat
 from edgetrain.runtime.optim.lr import learning_rate
 from edgetrain.runtime.optim.table import make
-from edgetrain.runtime.parameters import Parameters, commits_kept
+from edgetrain.runtime.parameters import Parameters
+from edgetrain.runtime.signal import Signal
 from edgetrain.tensors import TensorSpec
 
 WARM_UPS: Final = 3
@@ -118,6 +119,9 @@ class Stage:
     ) -> None:
         self.manifest: Manifest = bundle.manifest
         self.parameters = Parameters(bundle)
+        self._fallback = Fallback(self.parameters) if gated(self.manifest) else None
+        self.signal = Signal(self.manifest)
+        self.parameters.noted = self.signal.add
         self._meter = Meter()
         engine = MeteredEngine(engine, self._meter)
         self._microbatches = microbatches
@@ -143,7 +147,8 @@ class Stage:
         """
         elements = moved_copies(self.manifest) * self.manifest.elements
         elements += optimizer_states(self._spec) * self.manifest.trainable_elements
-        return self.parameters.nbytes + 4 * elements + self.stash_bytes
+        kept = self._fallback.nbytes if self._fallback else 0
+        return self.parameters.nbytes + 4 * elements + kept + self.stash_bytes
 
     def take_activation_peak(self) -> int:
         """The most bytes of activations at once since this was asked last.
@@ -164,8 +169,25 @@ class Stage:
         self._meter.note(arriving.values())
         return self._estimator.backward(tick, arriving)
 
+    def revert(self, action: str) -> None:
+        """See `Fallback.obey`.
+
+        Raises:
+            RunError: the stage did not keep its deployed weights.
+        """
+        if self._fallback is None:
+            raise RunError(f"stage {self.manifest.stage} has nothing to go back to")
+        self._fallback.obey(action)
+
+    @property
+    def _at_rest(self) -> bool:
+        """The stage went back to its deployed weights, and keeps them."""
+        return self._fallback is not None and self._fallback.final
+
     def square_sum(self) -> float:
-        """Of the step's mean gradient."""
+        """Of the step's mean gradient, as far as it is applied."""
+        if self._at_rest:
+            return 0.0
         return flat.square_sum(self.parameters.gradient) / self._microbatches**2
 
     def update(self, step: int, total_square_sum: float | None = None) -> None:
@@ -176,13 +198,16 @@ class Stage:
             total_square_sum: over all stages, when the gradient's norm is to be clipped.
         """
         gradient = self.parameters.gradient
+        self.signal.close(gradient)
         factor = 1 / self._microbatches
         if total_square_sum is not None and self._spec.clip_norm is not None:
             factor *= flat.clip_factor(total_square_sum, self._spec.clip_norm)
         if factor != 1:
             flat.scale_(gradient, factor)
         before = self.parameters.open_commit()
-        if gradient.size:
+        if self._at_rest:
+            before[...] = self.parameters.trainable
+        elif gradient.size:
             rate = learning_rate(self._spec.lr, step)
             self._optimizer.step(self.parameters.trainable, gradient, rate, before)
         self.parameters.close_commit(step)
@@ -225,6 +250,7 @@ class Stage:
             np.copyto(self.parameters.weights, before)
         self.parameters.gradient[...] = 0
         self.parameters.begin_step()
+        self.signal.forget()
         self._estimator.forget()
         return Trial(Timing(min(forwards), min(backwards)), results)
 
@@ -236,49 +262,6 @@ class Stage:
         specs = tuple(s for s in self.manifest.sends if s.name in names)
         specs = (*specs, *self.manifest.rays.slopes_in)
         return _made_up(specs if labels is None else (*specs, labels))
-
-
-def required_bytes(
-    manifest: Manifest, optimizer: OptimizerSpec, stash_microbatches: int
-) -> int:
-    """What a stage needs while it trains, without the engine and its temporaries.
-
-    Args:
-        manifest: of the stage.
-        optimizer: decides the bytes of state a weight.
-        stash_microbatches: the most that the schedule keeps at once.
-
-    Returns:
-        Weights, earlier commits and perhaps a perturbed copy; gradient, scratch and
-        optimizer state; for each microbatch in flight its stash and what crosses the cuts;
-        and for one more what crosses the cuts and what the largest graph gives. The stash
-        is exact; of the portable graphs and the fast path, the larger.
-    """
-    states = optimizer_states(optimizer)
-    copies = commits_kept(manifest) + moved_copies(manifest)
-    buffers = copies * manifest.elements + (2 + states) * manifest.trainable_elements
-    rays = (*manifest.rays.received, *manifest.rays.slopes_in)
-    crossing = sum(s.nbytes for s in (*manifest.receives, *manifest.downstream, *rays))
-    given = max(
-        sum(TensorSpec(p.name, p.dtype, p.shape).nbytes for p in spec.outputs)
-        for spec in manifest.all_graphs.values()
-    )
-    stash = manifest.stash_bytes
-    if manifest.fast is not None:
-        fast = msgspec.structs.replace(manifest, graphs=manifest.fast.graphs)
-        stash = max(stash, fast.stash_bytes)
-    return 4 * buffers + (stash + crossing) * stash_microbatches + crossing + given
-
-
-def moved_copies(manifest: Manifest) -> int:
-    """Copies of the weights with noise added, where weights are perturbed."""
-    perturbs = manifest.inner is Mode.HYBRID or manifest.mode in CARRYING
-    return int(perturbs and manifest.estimator.noise == WEIGHTS)
-
-
-def optimizer_states(optimizer: OptimizerSpec) -> int:
-    """How many numbers an optimizer keeps a weight."""
-    return {"sgd": 1 if optimizer.momentum else 0}.get(optimizer.name, 2)
 
 
 def _made_up(specs: tuple[TensorSpec, ...]) -> dict[str, npt.NDArray[Any]]:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from edgetrain.errors import DivergedError, EdgeTrainError, RunError
 from edgetrain.runtime.estimators.base import Arrays, Tick
+from edgetrain.runtime.evaluation import EvaluationSums
 from edgetrain.runtime.exchange import Exchange
 from edgetrain.runtime.outbox import Outbox
 from edgetrain.runtime.stage import Stage
@@ -23,13 +24,13 @@ from edgetrain.wire.messages import (
     Command,
     Deploy,
     Evaluate,
-    Evaluated,
     Failed,
     Fetch,
     GradientNorm,
     NormTotal,
     Release,
     Report,
+    Revert,
     StepDone,
     Train,
 )
@@ -152,6 +153,9 @@ class StageWorker:
                 self._evaluations.append(command)
             case Fetch(step=step):
                 self._hand_out(step)
+            case Revert(stage=stage, action=action):
+                if stage == self._deploy.stage:
+                    self._stage.revert(action)
             case Release():
                 raise _ReleasedError
             case Deploy():
@@ -173,6 +177,7 @@ class StageWorker:
             sent_bytes=self._exchange.sent_bytes - tally.sent_before,
             stash_peak_bytes=tally.stash_peak_bytes,
             memory_peak_bytes=tally.memory_peak_bytes,
+            signal_to_noise=self._stage.signal.mean,
             activation_peak_bytes=self._stage.take_activation_peak(),
         )
         self._world.report(done)
@@ -236,7 +241,7 @@ class StageWorker:
 
     def _evaluate(self, task: Evaluate) -> None:
         self._exchange.advance(task.block, evaluation=True)
-        left, losses, hits = task.samples, 0.0, 0.0
+        sums = EvaluationSums(task)
         for m in range(task.microbatches):
             tick = Tick(task.block, m)
             activations = self._evaluation_input(task.first + m, tick)
@@ -245,17 +250,9 @@ class StageWorker:
                 self._exchange.send_activations(tick, values, evaluation=True)
                 continue
             labels = self._exchange.take(Kind.LABELS, tick, evaluation=True)["labels"]
-            result = self._stage.evaluate_loss(activations, labels)
-            count = min(left, len(result.losses))
-            left -= count
-            losses += float(result.losses[:count].sum(dtype=np.float64))
-            hits = -1.0 if result.hits is None else hits + float(result.hits[:count].sum())
+            sums.add(self._stage.evaluate_loss(activations, labels))
         if self._stage.manifest.is_last:
-            samples = task.samples - left
-            ids = {"run": task.run, "epoch": task.epoch, "block": task.block}
-            self._world.report(
-                Evaluated(**ids, loss_sum=losses, correct=hits, samples=samples)
-            )
+            self._world.report(sums.report())
         self._tally = _Tally(self._world.clock(), self._exchange.sent_bytes)
 
     def _evaluation_input(self, microbatch: int, tick: Tick) -> Arrays:

@@ -17,6 +17,7 @@ from urllib.parse import quote
 from device_agent.agent import Agent
 from device_agent.config import DatasetConfig
 from device_agent.equip import Limits, equip
+from edgetrain.abilities import ABILITIES
 from edgetrain.errors import EdgeTrainError
 from edgetrain.settings import check_device_name, check_distinct
 from edgetrain.train_config import AUTO
@@ -39,6 +40,7 @@ class SimDevice:
         gradient: the one mode it accepts, or ``"auto"``.
         memory_bytes: it lends; None: half of what is free.
         datasets: files of samples that stay on it, train and eval, by name.
+        runs: what its engine runs beside plain forwards; it refuses other graphs.
     """
 
     name: str
@@ -46,6 +48,7 @@ class SimDevice:
     gradient: str = AUTO
     memory_bytes: int | None = None
     datasets: Mapping[str, tuple[Path, Path | None]] = field(default_factory=dict)
+    runs: tuple[str, ...] = ABILITIES
 
     def __post_init__(self) -> None:
         check_device_name("SimDevice", self.name)
@@ -139,6 +142,7 @@ class ProcessFleet:
             "namespace": self._namespace,
             "speed": str(device.speed),
             "gradient": device.gradient,
+            "runs": ",".join(device.runs),
         }
         if device.memory_bytes is not None:
             options["memory"] = str(device.memory_bytes)
@@ -198,7 +202,10 @@ class ThreadFleet:
 
     def _agent(self, device: SimDevice) -> Agent:
         limits = Limits(
-            memory_bytes=device.memory_bytes, gradient=device.gradient, speed=device.speed
+            memory_bytes=device.memory_bytes,
+            gradient=device.gradient,
+            speed=device.speed,
+            runs=device.runs,
         )
         datasets = {name: DatasetConfig(*files) for name, files in device.datasets.items()}
         equipment = equip(device.name, limits, datasets)

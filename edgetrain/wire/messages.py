@@ -13,49 +13,9 @@ import msgspec
 from edgetrain.errors import WireError
 from edgetrain.optimizer_spec import OptimizerSpec
 from edgetrain.sample_check import LabelSpec
-from edgetrain.tensors import TensorSpec
+from edgetrain.wire.hello import Hello
 
 MAX_MESSAGE_BYTES: Final = 1 << 20
-
-
-class DatasetInfo(msgspec.Struct, frozen=True):
-    """What the coordinator may know of samples that stay on a device: their shape.
-
-    Attributes:
-        inputs: without the leading extent of samples.
-        labels: likewise; None if there are none.
-        train_samples, eval_samples: how many; 0 evaluation samples if there are none.
-    """
-
-    name: str
-    inputs: tuple[TensorSpec, ...]
-    labels: TensorSpec | None
-    train_samples: int
-    eval_samples: int
-
-
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """A device's presence: who it is and what it can do.
-
-    Attributes:
-        session: of this start of the agent; two sessions under one name are two agents.
-        gradient: ``"auto"``, or the one mode the device accepts.
-        memory_bytes: what it lends to training.
-        flop_per_s: measured by a short probe.
-        block: channels in a block of the engine's own layout; 0: it has none.
-    """
-
-    device: str
-    session: str
-    version: str
-    engine: str
-    providers: tuple[str, ...]
-    gradient: str
-    memory_bytes: int
-    flop_per_s: float
-    cores: int
-    datasets: tuple[DatasetInfo, ...] = ()
-    block: int = 0
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -126,6 +86,7 @@ class Evaluate(msgspec.Struct, frozen=True, tag="evaluate"):
         first: index of the first microbatch within the evaluation data.
         microbatches: how many.
         samples: how many rows count; the rest of the last microbatch is padding.
+        each: the score of every sample is wanted too.
     """
 
     run: int
@@ -134,6 +95,21 @@ class Evaluate(msgspec.Struct, frozen=True, tag="evaluate"):
     first: int
     microbatches: int
     samples: int
+    each: bool = False
+
+
+class Revert(msgspec.Struct, frozen=True, tag="revert"):
+    """Do something with the stage's weights as they were deployed, between two steps.
+
+    Attributes:
+        action: ``"try"`` puts them in place, ``"undo"`` the trained ones back; after
+            ``"keep"`` they stay for good.
+    """
+
+    run: int
+    epoch: int
+    stage: int
+    action: str
 
 
 class NormTotal(msgspec.Struct, frozen=True, tag="norm_total"):
@@ -193,6 +169,7 @@ class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
         stash_peak_bytes: most that was stashed at once.
         memory_peak_bytes: most that weights, commits, gradient, optimizer state and stash
             took at once.
+        signal_to_noise: of the estimated gradients, running; 0: there are none.
         activation_peak_bytes: likewise of activations and of what the running graph needs.
     """
 
@@ -207,6 +184,7 @@ class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
     sent_bytes: int
     stash_peak_bytes: int
     memory_peak_bytes: int = 0
+    signal_to_noise: float = 0.0
     activation_peak_bytes: int = 0
 
 
@@ -217,6 +195,8 @@ class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
         loss_sum: over the samples.
         correct: sum over the samples of the share of labels that the largest output hits;
             -1 where the loss has no classes.
+        scores: of each sample, float32, if asked for: the share of labels hit, or the
+            negative loss where it has no classes.
     """
 
     run: int
@@ -225,6 +205,7 @@ class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
     loss_sum: float
     correct: float
     samples: int
+    scores: bytes = b""
 
 
 class GradientNorm(msgspec.Struct, frozen=True, tag="gradient_norm"):
@@ -250,7 +231,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 _T = TypeVar("_T")
 
-Command = Deploy | Train | Evaluate | NormTotal | Fetch | Release
+Command = Deploy | Train | Evaluate | Revert | NormTotal | Fetch | Release
 Report = Ready | Refused | StepDone | Evaluated | GradientNorm | Failed
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

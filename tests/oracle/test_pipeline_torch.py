@@ -21,7 +21,7 @@ from edgetrain.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgetrain.train_config import TrainConfig
 from edgetrain.transport.broker import Broker, embedded_broker
 from edgetrain.transport.mqtt import MqttTransport
-from edgetrain.wire.messages import Hello
+from edgetrain.wire.hello import Hello
 from tests.oracle import pipeline_models as models
 
 torch = pytest.importorskip("torch")
