@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from edgetrain.bundle import Bundle
@@ -42,6 +42,7 @@ class Recipe:
         keep: what the forward of an exact stage hands to its backward.
         estimator: how gradients are estimated, where they are.
         seed: of the weights that heads begin with.
+        ranges: of activations, where a forward is quantised.
     """
 
     trainable: frozenset[str]
@@ -55,6 +56,7 @@ class Recipe:
     keep: Keep = Keep.LEAST
     estimator: EstimatorSpec = DEFAULT
     seed: int = 0
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def compile_stages(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Bundle]:
@@ -153,6 +155,7 @@ def _parts(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Part]:
                 first=start,
                 samples=program.batch,
                 seed=recipe.seed,
+                ranges=recipe.ranges,
             )
         )
     return parts
