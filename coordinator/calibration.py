@@ -47,14 +47,14 @@ def calibrate(program: Program, samples: Samples) -> Program:
     outputs = [g.spec(port.name) for port in ports]
     model = g.model([*program.inputs, *weights], outputs, "calibration")
     seen: dict[str, list[npt.NDArray[Any]]] = {port.key: [] for port in ports}
-    for rows in _spread(len(samples), program.batch):
+    for rows in spread(len(samples), program.batch):
         results = reference.run(model, {**program.weights, **samples.take(rows).inputs})
         for port in ports:
             seen[port.key].append(results[port.name])
     return replace(program, weights={**program.weights, **_pooled(nodes, seen)})
 
 
-def _spread(samples: int, batch: int) -> npt.NDArray[np.int64]:
+def spread(samples: int, batch: int) -> npt.NDArray[np.int64]:
     """Rows [batches, batch] from all over the data, which may be sorted."""
     count = max(1, min(SAMPLES, samples) // batch)
     places = np.arange(count * batch, dtype=np.int64) * max(1, samples // (count * batch))

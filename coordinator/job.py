@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import onnx
 
+from coordinator.activation_ranges import known_ranges
 from coordinator.calibration import calibrate, is_fresh
 from coordinator.data import RunData, fit_run_data, label_spec, load_samples, read_run_data
 from coordinator.pipeline_loop import Weights, merged
@@ -17,6 +18,7 @@ from edgetrain.compiler.compression import Compressed, compress, parse
 from edgetrain.compiler.cut import Cut
 from edgetrain.compiler.export import export
 from edgetrain.compiler.export_file import export_file, has_data_files
+from edgetrain.compiler.grids import Ranges
 from edgetrain.compiler.load import load, model_sha256
 from edgetrain.compiler.loss import labels_spec, target
 from edgetrain.compiler.normalise import normalise
@@ -51,6 +53,7 @@ class Job:
         sha256: of the file.
         data_files: some of its tensors lie in files beside it.
         trains: how the compressed weights are made.
+        ranges: of activations, where a forward is quantised.
         source: samples of the task that the model was trained on.
     """
 
@@ -64,6 +67,7 @@ class Job:
     sha256: str
     data_files: bool
     trains: tuple[TensorTrain, ...]
+    ranges: Ranges
     source: Samples | None = None
 
     def compile(
@@ -91,6 +95,7 @@ class Job:
             estimators=estimators,
             returns=returns,
             seed=self.config.train.seed,
+            ranges=self.ranges,
         )
         return compile_stages(self.program, cuts, recipe)
 
@@ -151,6 +156,7 @@ def prepare(config: RunConfig) -> Job:
         model_sha256(path),
         has_data_files(path),
         trains,
+        known_ranges(program, config, data.train),
         load_samples(source, program.inputs, labels, at_least=program.batch)
         if source
         else None,

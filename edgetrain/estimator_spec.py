@@ -15,6 +15,7 @@ FORWARD: Final = "forward"
 NOISES: Final = (ACTIVATIONS, WEIGHTS)
 FORMS: Final = (JVP, FORWARD)
 MAX_TANGENTS: Final = 1024
+MAX_MOVE_LSB: Final = 63  # half of the way to either end of a grid
 
 
 class EstimatorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,6 +34,11 @@ class EstimatorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         sides: of a difference of forwards that noise is carried through to the loss by
             (``forward_gradient``, ``spsa``): 2, moved along the noise and against it, is
             unbiased up to the square of the step; 1 takes half the forwards.
+        quantised: with ``noise = "weights"``, a hybrid stage computes on integers of 8
+            bits, in training and when it is evaluated, as an engine would that has nothing
+            else; what is trained, and written to the file, are floats all the same. Grids
+            come from the file's weights and from training samples of the coordinator.
+        move_lsb: by how many steps of its grid noise moves a quantised weight.
     """
 
     tangents: int = 4
@@ -42,6 +48,8 @@ class EstimatorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     upstream: bool = True
     gate: bool = True
     sides: int = 2
+    quantised: bool = False
+    move_lsb: int = 1
 
     def __post_init__(self) -> None:
         choose("[estimator] noise", self.noise, NOISES)
@@ -50,6 +58,15 @@ class EstimatorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         require(
             1 <= self.tangents <= MAX_TANGENTS,
             f"[estimator] tangents = {self.tangents}: must be in 1 ... {MAX_TANGENTS}",
+        )
+        require(
+            self.noise == WEIGHTS or not self.quantised,
+            "[estimator] quantised = true: integers hold no small noise in activations;"
+            " write noise = 'weights', which moves weights from step to step",
+        )
+        require(
+            1 <= self.move_lsb <= MAX_MOVE_LSB,
+            f"[estimator] move_lsb = {self.move_lsb}: must be in 1 ... {MAX_MOVE_LSB}",
         )
 
 

@@ -21,6 +21,8 @@ FORMAT: Final = 1
 ALIGNMENT: Final = 16  # elements: each tensor of the flat buffer starts a 64-byte line
 FAST: Final = "fast/"
 HEAD: Final = "head/"  # what the weights of heads are named with
+LOWEST: Final = -128  # of a quantised weight, in steps of its grid
+HIGHEST: Final = 127
 
 
 class Role(StrEnum):
@@ -117,7 +119,10 @@ class GraphSpec(msgspec.Struct, frozen=True):
 class WeightSpec(msgspec.Struct, frozen=True):
     """One weight in the flat float32 buffer, `offset` in elements.
 
-    `layer` is its number in the whole model, which names its noise.
+    Attributes:
+        layer: its number in the whole model, which names its noise.
+        lsb: where graphs round it to multiples of a step, that step: one for the tensor,
+            or one for each place along `lsb_axis`. Empty: it is used as it is.
     """
 
     name: str
@@ -125,10 +130,22 @@ class WeightSpec(msgspec.Struct, frozen=True):
     offset: int
     trainable: bool
     layer: int = 0
+    lsb: tuple[float, ...] = ()
+    lsb_axis: int = 0
 
     @property
     def elements(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def steps(self) -> npt.NDArray[np.float32]:
+        """Its `lsb` in a shape that goes with its own."""
+        steps = np.asarray(self.lsb, np.float32)
+        if steps.size <= 1:
+            return steps.reshape(())
+        return steps.reshape(
+            [steps.size if i == self.lsb_axis else 1 for i in range(len(self.shape))]
+        )
 
 
 class RunningStatistic(msgspec.Struct, frozen=True):
@@ -222,6 +239,11 @@ class Manifest(msgspec.Struct, frozen=True):
     def downstream(self) -> tuple[TensorSpec, ...]:
         """All that a training forward sends."""
         return self.sends if self.is_last else (*self.sends, *self.rays.made)
+
+    @property
+    def quantised(self) -> bool:
+        """Whether its forward, as it is trained and evaluated, is one of integers."""
+        return self.mode is Mode.HYBRID and self.estimator.quantised
 
     @property
     def stash_bytes(self) -> int:

@@ -74,7 +74,8 @@ def trained(
     assert outcome.score is not None
     assert outcome.score.samples == len(task.eval.labels)
     after = accuracy(onnx.load(folder / "run" / MODEL_FILE), task.eval)
-    assert abs(after - outcome.score.accuracy) < 1e-3
+    # the run evaluates quantised stages as they are deployed, the file holds floats
+    assert abs(after - outcome.score.accuracy) < (0.01 if estimator.quantised else 1e-3)
     return after
 
 

@@ -148,6 +148,8 @@ def test_a_run_ends_at_whichever_limit_comes_first(epochs, steps, total):
         ("model.loss=ce", ["[model] loss", "softmax_cross_entropy"]),
         ("model.trainable=[]", ["[model] trainable"]),
         ("data.device=pi", ["device and dataset go together"]),
+        ("estimator.quantised=true", ["[estimator] quantised", "noise = 'weights'"]),
+        ("estimator.move_lsb=0", ["[estimator] move_lsb", "1 ... 63"]),
         ("plan.stages=many", ["[plan] stages", "'auto'"]),
         ("plan.stages=0", ["[plan] stages"]),
         ("fleet.broker=mqtt://a:b:c", ["[fleet] broker", "mqtt://host:1883"]),

@@ -7,8 +7,10 @@ What a run reached is printed with ``pytest -s``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from free_data import HELD_OUT_PEOPLE
@@ -68,6 +70,27 @@ def test_inverted_digits(tmp_path: Path) -> None:
     task = mnist_inverted()
     frozen = reached(task, tmp_path, "convolutions", ("frozen", "vjp"))
     assert reached(task, tmp_path, "convolutions", HYBRID) >= max(0.88, frozen + 0.01)
+
+
+def in_eight(task: Task) -> Task:
+    """In so many microbatches, each with noise of its own."""
+    return replace(task, recipe=msgspec.structs.replace(task.recipe, microbatches=8))
+
+
+@pytest.mark.parametrize("tangents", [1, 4])
+def test_integers_adapt_to_another_sensor(tangents: int, tmp_path: Path) -> None:
+    """An engine of 8 bits trains the first layers as well as one of floats."""
+    estimator = EstimatorSpec(tangents, noise="weights", quantised=True)
+    task = in_eight(mnist_inverted())
+    frozen = reached(task, tmp_path, "convolutions", ("frozen", "vjp"))
+    adapted = reached(task, tmp_path, "convolutions", HYBRID, estimator)
+    assert adapted >= max(0.88, frozen + 0.01)
+
+
+def test_integers_adapt_to_turned_digits(tmp_path: Path) -> None:
+    estimator = EstimatorSpec(1, noise="weights", quantised=True)
+    task = in_eight(mnist_rotated())
+    assert reached(task, tmp_path, "convolutions", HYBRID, estimator) >= 0.90
 
 
 def test_the_middle_of_a_deep_net(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -10,6 +11,7 @@ from small_models import build, normal
 from coordinator.job import prepare
 from edgetrain.config import DataConfig, ModelConfig, RunConfig
 from edgetrain.errors import ConfigError, DataError, UnsupportedOpError
+from edgetrain.estimator_spec import EstimatorSpec
 from edgetrain.train_config import TrainConfig
 
 TRAIN = TrainConfig(batch_size=4, microbatches=2, steps=1)
@@ -58,6 +60,19 @@ def test_an_op_without_a_rule_is_known_before_any_device_is_asked(tmp_path):
     )
     with pytest.raises(UnsupportedOpError, match=r"Det.*the_det"):
         prepare(config(tmp_path, model, shape=(8, 1, 6, 6)))
+
+
+def test_integers_need_samples_to_settle_their_scales(tmp_path):
+    estimator = EstimatorSpec(noise="weights", quantised=True)
+    start = msgspec.structs.replace(config(tmp_path, open_image()), estimator=estimator)
+    low, high = prepare(start).ranges["x"]
+    seen = np.load(tmp_path / "d.npz")["x"]
+    assert low <= seen.min() < 0 < seen.max() <= high
+    there = DataConfig(device="pi", dataset="images")
+    shapes = ModelConfig(tmp_path / "m.onnx", shapes={"x": (1, 6, 5)})
+    away = msgspec.structs.replace(start, data=there, model=shapes)
+    with pytest.raises(ConfigError, match=r"quantised.*stay on 'pi'.*\[data\] train"):
+        prepare(away)
 
 
 def test_weights_in_data_files_are_written_to_copies_of_them(tmp_path):

@@ -10,6 +10,7 @@ from edgetrain.bundle import Bundle
 from edgetrain.compiler.batch_statistics import running_statistics, use_batch_statistics
 from edgetrain.compiler.build import GraphBuilder, Node, live_nodes
 from edgetrain.compiler.division import Division
+from edgetrain.compiler.grids import on_grids, quantisation
 from edgetrain.compiler.head import Head, fit
 from edgetrain.compiler.layout import placed
 from edgetrain.compiler.loss import LABELS, Criterion, attach
@@ -25,6 +26,7 @@ from edgetrain.compiler.ports import (
     result_ports,
 )
 from edgetrain.compiler.program import Program
+from edgetrain.compiler.quantise import nodes_to_run
 from edgetrain.compiler.rays import crossing_rays
 from edgetrain.compiler.rules.blocked import use_blocks
 from edgetrain.compiler.stash import Halves, divide
@@ -121,6 +123,8 @@ class _Stage:
         if part.mode in DECOUPLED and self._trained and not part.target:
             self._head = fit(owner.builder(), part, self._trained)
             self._drawn = self._head.draw(part.seed, part.stage)
+        values = {**owner.constants, **owner.program.weights}
+        self._quantisation = quantisation(part, values, owner.made_of)
         self._division: Division | None = None
         if part.mode in SEGMENTED:
             whole = owner.builder()
@@ -199,7 +203,9 @@ class _Stage:
         self._graphs.add(g, GraphName.FORWARD, merged(forward), g.nodes)
         builder = self._owner.builder(self._inlined)
         perturbed = division.perturbed(self._graphs)
-        self._segments = division.compile(self._graphs, builder, perturbed)
+        self._segments = division.compile(
+            self._graphs, builder, perturbed, self._quantisation
+        )
         if self._part.mode in CARRYING:
             target = builder.spec(self._part.target) if self._part.target else None
             learns = len(self._trained) > len(division.exact)
@@ -217,7 +223,8 @@ class _Stage:
         g = self._inference_forward()
         if self._part.target:
             criterion = self._attach(g)
-            ports = self._made_ports(g, self._outputs(), Role.OUTPUT)
+            outputs = self._part.outputs(self._owner.program.outputs)
+            ports = self._made_ports(g, outputs, Role.OUTPUT)
             ports.append(make_port(g, criterion.loss, Role.LOSS))
         else:
             ports = self._made_ports(g, self._part.sends, Role.ACTIVATION)
@@ -239,10 +246,10 @@ class _Stage:
             cotangents_in=self._cotangents_in,
             cotangents_out=self._cotangents_out,
             labels=self._labels,
-            outputs=self._outputs(),
+            outputs=part.outputs(program.outputs),
             loss=part.loss if part.target else "",
             loss_options=part.loss_options,
-            weights=specs,
+            weights=on_grids(specs, self._quantisation),
             elements=elements,
             trainable_elements=trainable_elements,
             statistics=self._statistics,
@@ -283,7 +290,7 @@ class _Stage:
 
     def _inference_forward(self) -> GraphBuilder:
         g = self._owner.builder(self._inlined, self._block)
-        for node in use_blocks(g, self._part.nodes):
+        for node in nodes_to_run(g, self._part.nodes, self._quantisation):
             g.append(node)
         return g
 
@@ -291,10 +298,3 @@ class _Stage:
         self, g: GraphBuilder, specs: Iterable[TensorSpec], role: Role
     ) -> list[Port]:
         return [make_port(g, s.name, role) for s in specs if s.name in self._part.made]
-
-    def _outputs(self) -> tuple[TensorSpec, ...]:
-        """The model's outputs that the last stage makes, the one of the loss first."""
-        if not self._part.target:
-            return ()
-        made = [s for s in self._owner.program.outputs if s.name in self._part.made]
-        return tuple(sorted(made, key=lambda spec: spec.name != self._part.output))

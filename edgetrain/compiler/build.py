@@ -181,9 +181,12 @@ class GraphBuilder:
         if key not in self._interned:
             name = f"et/const_{len(self._interned)}"
             self._interned[key] = name
-            self._constants[name] = array
-            self._values[name] = TensorSpec(name, array.dtype.name, array.shape)
+            self.name_constant(name, array)
         return self._interned[key]
+
+    def name_constant(self, name: str, value: Array) -> None:
+        self._constants[name] = value
+        self._values[name] = TensorSpec(name, value.dtype.name, value.shape)
 
     def ints(self, *values: int) -> str:
         """A 1-D int64 constant: shapes, axes, pads, starts and ends."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from edgetrain.compiler.build import GraphBuilder
+from edgetrain.compiler.grids import Quantisation
 from edgetrain.compiler.identity import Residual, residual
 from edgetrain.compiler.part import Part
 from edgetrain.compiler.ports import StageGraphs
+from edgetrain.compiler.quantise import quantise
 from edgetrain.compiler.segment_graphs import SegmentGraphs, Source
 from edgetrain.compiler.segments import layers_of, stretches
 from edgetrain.compiler.trainable import LINEAR_OPS, tail_weights
@@ -47,7 +49,8 @@ class Division:
         self._made_of = {name: whose & wanted for name, whose in made_of.items()}
         read = {name for node in part.nodes for name in node.reads}
         fixed = made_of.keys() | {name for name in read if g.is_constant(name)}
-        self._layers = layers_of(part.nodes, self._made_of, frozenset(fixed))
+        self._fixed = frozenset(fixed)
+        self._layers = layers_of(part.nodes, self._made_of, self._fixed)
         self.trained, self.skip = list(trained), ""
         found = Residual((), "")
         if len(self._ends) == 1:
@@ -79,7 +82,11 @@ class Division:
         return tuple(name for name in wanted if graphs.reads(GraphName.FORWARD, name))
 
     def compile(
-        self, graphs: StageGraphs, builder: GraphBuilder, perturbed: Sequence[str]
+        self,
+        graphs: StageGraphs,
+        builder: GraphBuilder,
+        perturbed: Sequence[str],
+        quantisation: Quantisation | None = None,
     ) -> tuple[Segment, ...]:
         """Compile the segments.
 
@@ -87,15 +94,19 @@ class Division:
             graphs: takes their graphs.
             builder: knows all primal values; weights that do not train are constants.
             perturbed: the received values that get noise.
+            quantisation: of the forward; what is exact sees the values that it gives.
         """
         part, layers, tail = self._part, self._layers, self.exact
-        estimates = self.mode is not Mode.IDENTITY
+        nodes, estimates = part.nodes, self.mode is not Mode.IDENTITY
         pushes = estimates and part.estimator.noise == ACTIVATIONS
+        if quantisation is not None:
+            nodes = tuple(quantise(builder, nodes, quantisation, keep=tail))
+            layers = layers_of(nodes, self._made_of, self._fixed)
         if estimates and not pushes:
             layers = tuple(x for x in layers if not x.weights.isdisjoint(tail))
         source = Source(
             builder,
-            part.nodes,
+            nodes,
             self._ends,
             tuple(perturbed),
             part.first,
@@ -104,7 +115,7 @@ class Division:
         segments = SegmentGraphs(
             graphs, source, part.estimator, pushes=pushes and bool(self._ends)
         )
-        return segments.compile(stretches(len(part.nodes), layers, tail), tail)
+        return segments.compile(stretches(len(nodes), layers, tail), tail)
 
     def _tail(self) -> list[str]:
         """Trained weights of the stage's last linear op and of what follows it.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from edgetrain.compiler.build import Node
@@ -37,6 +37,7 @@ class Part:
         first: number of its first node in the whole model.
         samples: of a microbatch.
         seed: of the weights that its own head begins with.
+        ranges: of the activations that a quantised forward rounds.
     """
 
     stage: int
@@ -59,6 +60,7 @@ class Part:
     first: int = 0
     samples: int = 1
     seed: int = 0
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @cached_property
     def made(self) -> frozenset[str]:
@@ -69,6 +71,11 @@ class Part:
     def read(self) -> tuple[str, ...]:
         """Every value its nodes read, in order of first use."""
         return tuple(dict.fromkeys(n for node in self.nodes for n in node.inputs if n))
+
+    @property
+    def quantised(self) -> bool:
+        """Whether its forward, as it is trained and evaluated, is one of integers."""
+        return self.mode is Mode.HYBRID and self.estimator.quantised
 
     @cached_property
     def wanted_upstream(self) -> tuple[str, ...]:
@@ -84,6 +91,13 @@ class Part:
         carried = (spec.name for spec in self.moved(self.sends))
         names = carried if self.mode in CARRYING else cotangents_in
         return tuple(name for name in names if name in self.made)
+
+    def outputs(self, model: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
+        """Those of the model's that the last stage makes, the one of the loss first."""
+        if not self.target:
+            return ()
+        made = [s for s in model if s.name in self.made]
+        return tuple(sorted(made, key=lambda spec: spec.name != self.output))
 
     def moved(self, values: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
         """Those of some values that trained weights can move by a little."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from edgetrain.bundle import Bundle
@@ -44,6 +44,7 @@ class Recipe:
         estimators: the same, a stage each, where stages differ.
         returns: of each stage, whether it returns cotangents; empty: all do.
         seed: of the weights that heads begin with.
+        ranges: of activations, where a forward is quantised.
     """
 
     trainable: frozenset[str]
@@ -59,6 +60,7 @@ class Recipe:
     estimators: tuple[EstimatorSpec, ...] = ()
     returns: tuple[bool, ...] = ()
     seed: int = 0
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def compile_stages(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Bundle]:
@@ -161,6 +163,7 @@ def _parts(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Part]:
                 first=start,
                 samples=program.batch,
                 seed=recipe.seed,
+                ranges=recipe.ranges,
             )
         )
     return parts

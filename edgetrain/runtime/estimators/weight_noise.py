@@ -11,6 +11,7 @@ import numpy.typing as npt
 from edgetrain.manifest import Manifest, Mode, Role
 from edgetrain.runtime.engines.base import LoadedGraph
 from edgetrain.runtime.estimators.base import Arrays, Tick
+from edgetrain.runtime.estimators.moved_levels import MovedLevels
 from edgetrain.runtime.estimators.moved_weights import MovedWeights
 from edgetrain.runtime.estimators.noise import NoiseKey, signs
 from edgetrain.runtime.estimators.segments import Segments, nothing
@@ -20,6 +21,8 @@ Array = npt.NDArray[Any]
 
 WEIGHT_STEP: Final = 1e-3
 ACTIVATION_STEP: Final = 1e-2  # times the activation's root mean square
+# Where activations are rounded, what moves them by less than a step is mostly lost.
+ROUNDED_ACTIVATION_STEP: Final = 1e-1
 SMALLEST: Final = 1e-30
 UPSTREAM_LAYER: Final = 1 << 20  # noise of activations, apart from that of any weight
 
@@ -36,6 +39,8 @@ class WeightNoise:
     one scalar a sample::
 
         s_b = <c_b, f(x_b + eU_b) - f(x_b - eU_b)> / 2e        cotangent_b = s_b U_b
+
+    Where the forward is quantised, weights move by whole steps: see `MovedLevels`.
 
     Far noisier than `Activity` where a layer has more weights than outputs.
 
@@ -58,6 +63,10 @@ class WeightNoise:
         self._tangents = manifest.estimator.tangents
         spec = manifest.graphs["forward"]
         self._weights = MovedWeights(manifest, parameters, seed)
+        self._step, self._activation_step = WEIGHT_STEP, ACTIVATION_STEP
+        if manifest.quantised:
+            self._weights = MovedLevels(manifest, parameters, seed)
+            self._step, self._activation_step = 1.0, ROUNDED_ACTIVATION_STEP
         self._moved = forward.holding(parameters.held(spec, self._weights.buffer))
         self._inputs = [p.name for p in spec.inputs if p.role is Role.ACTIVATION]
 
@@ -82,7 +91,7 @@ class WeightNoise:
                     self._weights.mirror()
                 return self._moved.run(stash)
 
-            slopes[k] = _slopes(shifted, WEIGHT_STEP, cotangents, 1).item()
+            slopes[k] = _slopes(shifted, self._step, cotangents, 1).item()
         self._weights.contract(tick, slopes)
 
     def _estimate_upstream(self, tick: Tick, stash: Arrays, own: Arrays) -> Arrays:
@@ -97,7 +106,7 @@ class WeightNoise:
             x = stash[name]
             samples = self._independent(x, *own.values())
             estimate = np.zeros_like(x)
-            size = ACTIVATION_STEP * max(_root_mean_square(x), SMALLEST)
+            size = self._activation_step * max(_root_mean_square(x), SMALLEST)
             for k in range(self._tangents):
                 noise = self._noise(tick, layers[name], k, x.shape)
 
