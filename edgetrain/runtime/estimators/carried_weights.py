@@ -61,8 +61,8 @@ class Spsa(CarriedWeights):
 
     Source: Spall, Multivariate stochastic approximation using a simultaneous perturbation
     gradient approximation (IEEE TAC 37, 1992); Malladi et al. (MeZO, arXiv:2305.17333).
-    Ours: the exact last linear layer, which is not perturbed; signs for noise, fresh for every
-    microbatch; and weights that are not moved in place.
+    Ours: the exact last linear layer, which is not perturbed; signs for noise, fresh for
+    every microbatch; and weights that are not moved in place.
     """
 
     def _slopes(self, values: Arrays, _ends: Arrays) -> Arrays:
