@@ -32,23 +32,28 @@ def accuracy(model: onnx.ModelProto, samples: Samples) -> float:
     return float((logits.argmax(1) == samples.labels).mean())
 
 
-def run_config(
+def run_config(  # noqa: PLR0913 - each with a default
     task: Task,
     folder: Path,
     cuts: Sequence[str],
     estimator: EstimatorSpec = DEFAULT,
     trainable: str | None = "all",
+    source: Samples | None = None,
     **changes: object,
 ) -> RunConfig:
     """A run of it with those cuts; `changes` are of the recipe.
 
-    The model and the data are written into the folder.
+    The model and the data are written into the folder; `source`, if heads are to learn from
+    it first.
     """
     onnx.save(task.model, folder / "model.onnx")
-    for name, samples in (("train", task.train), ("eval", task.eval)):
+    sets = {"train": task.train, "eval": task.eval}
+    sets |= {"source": source} if source is not None else {}
+    for name, samples in sets.items():
         np.savez(folder / f"{name}.npz", x=samples.x, labels=samples.labels)
+    known = folder / "source.npz" if source is not None else None
     return RunConfig(
-        ModelConfig(folder / "model.onnx", trainable=trainable),
+        ModelConfig(folder / "model.onnx", trainable=trainable, source=known),
         DataConfig(folder / "train.npz", folder / "eval.npz"),
         msgspec.structs.replace(task.recipe, **changes),
         PlanConfig(cuts=tuple(cuts)),

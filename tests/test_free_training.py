@@ -13,13 +13,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from free_data import HELD_OUT_PEOPLE
+from free_data import HELD_OUT_PEOPLE, watch_pretraining
 from free_runs import trained
 from free_tasks import (
     Task,
     digits_mlp,
     mnist_deep_mlp,
     mnist_inverted,
+    mnist_mlp,
     mnist_mobilenet,
     mnist_rotated,
     watch_mobilenet,
@@ -30,6 +31,7 @@ from edgetrain.estimator_spec import DEFAULT, EstimatorSpec
 
 ONE = EstimatorSpec(1)
 HYBRID = ("hybrid", "vjp")
+CARRIED = ("forward_gradient", "forward_gradient")
 
 
 def reached(
@@ -38,9 +40,11 @@ def reached(
     cut: str,
     modes: Sequence[str],
     estimator: EstimatorSpec = DEFAULT,
+    **changes: object,
 ) -> float:
     cuts = task.cuts[cut] if cut else ()
-    accuracy = trained(task, folder / "-".join((cut, *modes)), cuts, modes, estimator)
+    place = folder / "-".join((cut, *modes))
+    accuracy = trained(task, place, cuts, modes, estimator, **changes)
     print(f"{cut} {'/'.join(modes)}: {accuracy:.4f}")  # noqa: T201 - shown with pytest -s
     return accuracy
 
@@ -51,8 +55,80 @@ def test_digits_before_an_exact_layer(form: str, tmp_path: Path) -> None:
     assert reached(digits_mlp(300), tmp_path, "last", HYBRID, estimator) >= 0.965
 
 
-def test_digits_for_longer(tmp_path: Path) -> None:
-    assert reached(digits_mlp(1500), tmp_path, "last", HYBRID, ONE) >= 0.973
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    """The digits MLP after 300 steps by each estimate: accuracy, mean of three seeds."""
+    folder = tmp_path_factory.mktemp("digits")
+    weights = EstimatorSpec(4, noise="weights")
+    ways = {
+        "hybrid": ("last", HYBRID, ONE),
+        "local": ("last", ("local", "vjp"), ONE),
+        "forward_gradient": ("last", CARRIED, ONE),
+        "weights": ("last", CARRIED, weights),
+    }
+    return {
+        name: float(
+            np.mean(
+                [
+                    reached(digits_mlp(300), folder / f"{name}{seed}", *way, seed=seed)
+                    for seed in range(3)
+                ]
+            )
+        )
+        for name, way in ways.items()
+    }
+
+
+def test_digits_by_every_estimate(digits: dict[str, float]) -> None:
+    assert digits["hybrid"] >= 0.965
+    assert digits["local"] >= 0.96
+    assert digits["forward_gradient"] >= 0.95
+
+
+def test_what_is_known_of_the_cotangent_decides(digits: dict[str, float]) -> None:
+    """Exact at the cut beats the loss's alone, and noise in activities noise in weights."""
+    assert digits["hybrid"] > digits["forward_gradient"] > digits["weights"]
+
+
+LONG = {
+    "hybrid": ("last", HYBRID, ONE, 0.973),
+    "local": ("last", ("local", "vjp"), ONE, 0.973),
+    "forward_gradient": ("last", CARRIED, ONE, 0.973),
+    "weights": ("", CARRIED[:1], EstimatorSpec(4, noise="weights"), 0.94),
+    "spsa": ("", ("spsa",), EstimatorSpec(16), 0.88),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_digits_for_longer(name: str, tmp_path: Path) -> None:
+    cut, modes, estimator, bar = LONG[name]
+    found = reached(digits_mlp(1500), tmp_path, cut, modes, estimator, microbatches=1)
+    assert found >= bar
+
+
+def test_the_last_block_and_the_head_learn_from_scalars(tmp_path: Path) -> None:
+    """What is trained where nothing is said: the default of such runs."""
+    task = mnist_rotated()
+    found = reached(task, tmp_path, "", ("forward_gradient",), ONE, trainable=None)
+    assert found >= 0.89
+
+
+def test_rotated_digits_by_a_head_at_the_cut(tmp_path: Path) -> None:
+    modes = ("local", "vjp")
+    assert reached(mnist_rotated(), tmp_path, "convolutions", modes, ONE) >= 0.875
+
+
+def test_tensor_trains_learn_from_the_loss_alone(tmp_path: Path) -> None:
+    found = reached(
+        mnist_mlp(2000),
+        tmp_path,
+        "",
+        ("spsa",),
+        EstimatorSpec(8),
+        trainable="tt:r=8",
+        microbatches=1,
+    )
+    assert found >= 0.89
 
 
 @pytest.mark.parametrize("cut", ["convolutions", "hidden"])
@@ -115,6 +191,7 @@ def watches(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], f
         ("middle", "vjp", "identity", "vjp"),
         ("first_two", "identity", "vjp"),
         ("first_two", "frozen", "vjp"),
+        ("first_two", "local_vjp", "vjp"),
     ]
     return {
         (cut, *modes): float(
@@ -134,10 +211,23 @@ def test_a_transformer_meets_a_person(watches: dict[tuple[str, ...], float]) -> 
     assert exact >= 0.925
     assert watches["first", "identity", "vjp"] >= 0.925
     assert watches["middle", "vjp", "identity", "vjp"] >= max(0.93, exact - 0.025)
-    two = watches["first_two", "identity", "vjp"]
-    assert two >= watches["first_two", "frozen", "vjp"]
+    frozen = watches["first_two", "frozen", "vjp"]
+    assert watches["first_two", "identity", "vjp"] >= frozen
+    assert watches["first_two", "local_vjp", "vjp"] >= max(0.94, frozen + 0.015)
 
 
 def test_a_convolutional_net_meets_a_person(tmp_path: Path) -> None:
-    person = HELD_OUT_PEOPLE[0]
-    assert reached(watch_mobilenet(person), tmp_path, "first", HYBRID, ONE) >= 0.915
+    """Its first stage learns from a head that knows the people it was pretrained on."""
+    source = watch_pretraining()
+    found = [
+        reached(
+            watch_mobilenet(person),
+            tmp_path / str(person),
+            "first",
+            ("local", "vjp"),
+            ONE,
+            source=source,
+        )
+        for person in HELD_OUT_PEOPLE
+    ]
+    assert np.mean(found) >= 0.935

@@ -158,7 +158,7 @@ def turned(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> RunCo
         TrainConfig(steps=60, batch_size=32, microbatches=1, optimizer="adam", lr=0.003),
         PlanConfig(cuts=("relu4",)),
         FleetConfig(devices=NAMES[:2]),
-        EstimatorSpec(tangents=1),
+        EstimatorSpec(tangents=4),
     )
 
 
