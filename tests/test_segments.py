@@ -155,3 +155,16 @@ def test_identity_trains_the_branches_and_hands_the_cotangent_on():
     angle = (found.gradients["we"] * exact.gradients["we"]).sum()
     sizes = [np.linalg.norm(p.gradients["we"]) for p in (found, exact)]
     assert angle > 0.5 * np.prod(sizes)
+
+
+def test_a_stage_of_several_ends_has_no_stream():
+    """So nothing in it learns by identity, and the rest of the model does."""
+    cuts = [finder("turned").named("t0"), finder("turned").named("t2")]
+    assert len(cuts[1].crossing) == 2
+    modes = [Mode.FROZEN, Mode.IDENTITY, Mode.VJP]
+    stages = stages_of(compiled("turned", cuts, modes=modes))
+    found = train_pass(stages, samples("turned"))
+    assert not stages[1].manifest.trainable_elements
+    assert found.gradients.keys() == {
+        w.name for w in stages[2].manifest.weights if w.trainable
+    }

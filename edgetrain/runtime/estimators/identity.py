@@ -26,7 +26,7 @@ class Identity(Segmented):
         losses, arriving = self._arrived(stash, arriving)
         own = self._own(arriving)
         found = {n: c for n, c in arriving.items() if n in self._manifest.cotangents_out}
-        if own:
+        if len(own) == 1:  # several ends have no stream in common
             (cotangent,) = own.values()
             self._segments.contract(stash, lambda _: cotangent, own)
             skip = self._manifest.skip
