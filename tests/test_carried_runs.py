@@ -23,12 +23,17 @@ from training import (
 )
 
 from coordinator.job import prepare
+from coordinator.progress import SilentProgress
+from coordinator.session import Session, Watch
 from edgetrain.config import DataConfig, FleetConfig, ModelConfig, RunConfig
 from edgetrain.errors import PlanError
 from edgetrain.estimator_spec import EstimatorSpec
-from edgetrain.sim.fleet import SimDevice
+from edgetrain.sim.fleet import ProcessFleet, SimDevice
 from edgetrain.train_config import TrainConfig
+from edgetrain.transport.broker import Broker
+from edgetrain.transport.mqtt import MqttSettings, MqttTransport
 from edgetrain.wire.frame import HEADER_BYTES, Kind, wire_bytes
+from edgetrain.wire.topics import COORDINATOR
 
 CUTS = ("r1", "r2")
 CHUNK_BYTES = 256 * 1024
@@ -69,6 +74,22 @@ def run_of(folder: Path, case: str, **options: object) -> RunConfig:
         TrainConfig(**(plain | {"gradient": gradient} | options)),
         estimator=msgspec.structs.replace(spec, gate=False),
     )
+
+
+@pytest.mark.parametrize("case", ["guided", "spsa"])
+def test_processes_on_a_broker_end_with_the_bits_of_threads(
+    case: str, tmp_path: Path, edgetrain_broker: Broker
+) -> None:
+    """Noise is never sent: every host draws it, and all draw the same."""
+    config = on_three(run_of(tmp_path, case, steps=8), CUTS)
+    train(config, tmp_path / "threads")
+    name = f"bits-{case}"
+    with ProcessFleet(edgetrain_broker.url, three(), name):
+        place = MqttSettings(namespace=name)
+        coordinator = MqttTransport(edgetrain_broker.url, COORDINATOR, settings=place)
+        session = Session(prepare(config), coordinator, Watch(SilentProgress()))
+        session.train(tmp_path / "processes")
+    assert same_weights(tmp_path / "processes", tmp_path / "threads")
 
 
 @pytest.mark.parametrize("case", CASES)
