@@ -15,6 +15,7 @@ FORWARD: Final = "forward"
 NOISES: Final = (ACTIVATIONS, WEIGHTS)
 FORMS: Final = (JVP, FORWARD)
 MAX_TANGENTS: Final = 1024
+MOST_ADAPTED: Final = 16
 MAX_MOVE_LSB: Final = 63  # half of the way to either end of a grid
 
 
@@ -23,6 +24,8 @@ class EstimatorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         tangents: random directions a microbatch.
+        adaptive: stages in ``hybrid`` or ``local`` begin with `tangents` and take more of
+            them where their estimates are noise, fewer where they are mostly signal.
         noise: what is perturbed: ``"activations"``, the outputs of linear layers, whose
             estimate has far less variance; or ``"weights"``.
         form: ``"jvp"`` pushes tangents through a forward-mode graph; ``"forward"`` takes
@@ -42,6 +45,7 @@ class EstimatorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     tangents: int = 4
+    adaptive: bool = False
     noise: str = ACTIVATIONS
     form: str = JVP
     control_variate: bool = True
@@ -68,6 +72,11 @@ class EstimatorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             1 <= self.move_lsb <= MAX_MOVE_LSB,
             f"[estimator] move_lsb = {self.move_lsb}: must be in 1 ... {MAX_MOVE_LSB}",
         )
+
+    @property
+    def most_tangents(self) -> int:
+        """As many as a microbatch may come to have."""
+        return max(self.tangents, MOST_ADAPTED) if self.adaptive else self.tangents
 
 
 DEFAULT: Final = EstimatorSpec()

@@ -79,7 +79,7 @@ def _estimating(manifest: Manifest) -> int:
         units = (unit for segment in manifest.segments for unit in segment.units)
         pushing += _total(TensorSpec(u.name, u.dtype, u.shape) for u in units)
         pushing += _total(manifest.receives) + ends
-    draws = estimator.tangents
+    draws = estimator.most_tangents
     held += draws * ends
     return held + max(
         pushing + returned, _contracting(manifest, draws), (draws + 1) * returned

@@ -199,6 +199,8 @@ class Stage:
         """
         gradient = self.parameters.gradient
         self.signal.close(gradient)
+        if isinstance(self._estimator, Hybrid):
+            self._estimator.heed(self.signal.mean, step)
         factor = 1 / self._microbatches
         if total_square_sum is not None and self._spec.clip_norm is not None:
             factor *= flat.clip_factor(total_square_sum, self._spec.clip_norm)

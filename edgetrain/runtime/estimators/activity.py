@@ -67,6 +67,7 @@ class Activity:
         self._segments = segments
         self._seed = seed
         self._spec = manifest.estimator
+        self.tangents = manifest.estimator.tangents
         self._inputs = _noisy_inputs(manifest)
         noisy = (*segments.units, *self._inputs)
         self._samples = 0  # that are independent; known when cotangents are
@@ -88,7 +89,7 @@ class Activity:
         source = rows_of(cotangents.values(), self._samples)
         draws = [
             self._draw(tick, k, stash, cotangents, source)
-            for k in range(self._spec.tangents if self._noisy else 0)
+            for k in range(self.tangents if self._noisy else 0)
         ]
 
         def cotangent(unit: Unit) -> Array:
@@ -110,6 +111,7 @@ class Activity:
     def forget(self) -> None:
         """Drop what the control variate has learned."""
         self._variate = None
+        self.tangents = self._spec.tangents
 
     def _independent(self, cotangents: Iterable[Array]) -> int:
         """The microbatch's samples, if all tensors begin with them; else there is one."""

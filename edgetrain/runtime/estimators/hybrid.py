@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from edgetrain.bundle import Bundle
-from edgetrain.estimator_spec import ACTIVATIONS
+from edgetrain.estimator_spec import ACTIVATIONS, MOST_ADAPTED
 from edgetrain.manifest import GraphName
 from edgetrain.runtime.engines.base import Engine
 from edgetrain.runtime.estimators.activity import Activity
@@ -13,6 +15,10 @@ from edgetrain.runtime.estimators.base import Arrays, Backward, Tick
 from edgetrain.runtime.estimators.segmented import Segmented
 from edgetrain.runtime.estimators.weight_noise import WeightNoise
 from edgetrain.runtime.parameters import Parameters
+
+EVERY: Final = 50  # steps
+NOISE: Final = 0.01  # signal to noise, below which estimates say next to nothing
+CLEAR: Final = 0.2
 
 
 class Hybrid(Segmented):
@@ -53,6 +59,29 @@ class Hybrid(Segmented):
             upstream = self._estimate(tick, stash, own)
         self._parameters.accumulate()
         return Backward(self._upstream(arriving, stash, upstream), losses)
+
+    @property
+    def tangents(self) -> int:
+        """Random directions a microbatch, at present."""
+        return self._estimate.tangents
+
+    def heed(self, signal: float, step: int) -> None:
+        """Take more tangents or fewer, where that is asked for, every `EVERY` steps.
+
+        Args:
+            signal: to noise of the estimates, running over the steps.
+            step: just done, from 0.
+
+        Source: after FwdLLM (arXiv:2308.13894), which adds perturbations until the
+        variance is low enough. Ours: by the agreement of microbatches.
+        """
+        unknown = signal == 0.0  # as with one microbatch a step
+        if unknown or not self._manifest.estimator.adaptive or (step + 1) % EVERY:
+            return
+        if signal < NOISE:
+            self._estimate.tangents = min(2 * self.tangents, MOST_ADAPTED)
+        elif signal > CLEAR:
+            self._estimate.tangents = max(self.tangents // 2, 1)
 
     def forget(self) -> None:
         """See `Estimator.forget`."""

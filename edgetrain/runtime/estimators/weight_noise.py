@@ -60,7 +60,7 @@ class WeightNoise:
         self._segments = segments
         self._forward = forward
         self._seed = seed
-        self._tangents = manifest.estimator.tangents
+        self.tangents = manifest.estimator.tangents
         spec = manifest.graphs["forward"]
         self._weights = MovedWeights(manifest, parameters, seed)
         self._step, self._activation_step = WEIGHT_STEP, ACTIVATION_STEP
@@ -77,11 +77,12 @@ class WeightNoise:
         return self._estimate_upstream(tick, stash, cotangents)
 
     def forget(self) -> None:
-        """There is nothing that was learned."""
+        """Begin again with as many tangents as were asked for."""
+        self.tangents = self._manifest.estimator.tangents
 
     def _estimate_gradient(self, tick: Tick, stash: Arrays, cotangents: Arrays) -> None:
         """One scalar a tangent for all estimated weights together."""
-        slopes = np.zeros(self._tangents if self._weights.estimated else 0)
+        slopes = np.zeros(self.tangents if self._weights.estimated else 0)
         for k in range(len(slopes)):
 
             def shifted(size: float, k: int = k) -> Arrays:
@@ -107,14 +108,14 @@ class WeightNoise:
             samples = self._independent(x, *own.values())
             estimate = np.zeros_like(x)
             size = self._activation_step * max(_root_mean_square(x), SMALLEST)
-            for k in range(self._tangents):
+            for k in range(self.tangents):
                 noise = self._noise(tick, layers[name], k, x.shape)
 
                 def shifted(step: float, name: str = name, noise: Array = noise) -> Arrays:
                     moved = stash[name] + np.float32(step) * noise
                     return self._forward.run({**stash, name: moved})
 
-                scalars = _slopes(shifted, size, own, samples) / self._tangents
+                scalars = _slopes(shifted, size, own, samples) / self.tangents
                 rows = noise.reshape(samples, -1)
                 estimate += (scalars.astype(x.dtype)[:, None] * rows).reshape(x.shape)
             found[name] = estimate
