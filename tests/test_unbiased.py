@@ -12,7 +12,7 @@ from edgetrain.compiler.normalise import normalise
 from edgetrain.compiler.stage import Recipe, compile_stages
 from edgetrain.compiler.trainable import select_trainable
 from edgetrain.estimator_spec import EstimatorSpec
-from edgetrain.manifest import Mode
+from edgetrain.manifest import CARRYING, Mode
 from edgetrain.runtime.estimators.base import Tick
 from tests.stage_runs import (
     Arrays,
@@ -42,7 +42,7 @@ def two_stages(name: str, mode: Mode, spec: EstimatorSpec) -> tuple[list[Bundle]
     recipe = Recipe(
         trainable,
         "softmax_cross_entropy",
-        (mode, Mode.VJP),
+        (mode, mode if mode in CARRYING else Mode.VJP),
         batch_statistics=False,
         estimator=spec,
     )
@@ -65,5 +65,28 @@ def test_four_times_the_draws_make_a_quarter_of_the_squared_error(name, spec):
         stage.forward(Tick(step, 0), {"x": feeds["x"]})
         stage.backward(Tick(step, 0), done.cotangents[1])
         errors.append(difference(gradients(stage.parameters, bundle.manifest), true))
+    rows = np.asarray(errors)
+    assert 3 < mean_square(rows, 16) / mean_square(rows, 64) < 5.3
+
+
+CARRIED = {
+    "tangents": (Mode.FORWARD_GRADIENT, EstimatorSpec(1, control_variate=False)),
+    "guided": (Mode.FORWARD_GRADIENT, EstimatorSpec(1)),
+    "losses": (Mode.SPSA, EstimatorSpec(1)),
+}
+
+
+@pytest.mark.parametrize("way", CARRIED)
+@pytest.mark.parametrize("name", sorted(SMALL.keys() - {"small_mobilenet_1d"}))
+def test_so_it_is_where_noise_is_carried_to_the_loss(name, way):
+    mode, spec = CARRIED[way]
+    exact, feeds = two_stages(name, Mode.VJP, spec)
+    true = train_pass(stages_of(exact), feeds).gradients
+    bundles, _ = two_stages(name, mode, spec)
+    stages = stages_of(bundles)
+    errors = [
+        difference(train_pass(stages, feeds, Tick(step, 0)).gradients, true)
+        for step in range(64 * GROUPS)
+    ]
     rows = np.asarray(errors)
     assert 3 < mean_square(rows, 16) / mean_square(rows, 64) < 5.3
