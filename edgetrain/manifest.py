@@ -276,6 +276,14 @@ class Manifest(msgspec.Struct, frozen=True):
         return (*kept.values(), *(self.rays.made if self.is_last else ()))
 
     @property
+    def exact(self) -> frozenset[str]:
+        """The weights whose gradient is exact where that of others is estimated."""
+        names = [s.contract for s in self.segments if s.exact and s.contract]
+        names += [GraphName.HEAD] if GraphName.HEAD in self.graphs else []
+        ports = (port for n in names for port in self.graphs[n].ports(Role.GRADIENT))
+        return frozenset(port.key for port in ports)
+
+    @property
     def is_first(self) -> bool:
         return self.stage == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,3 +95,10 @@ def split_password(url: str) -> tuple[str, str]:
     head, _, host = url.partition("@")
     user, _, password = head.rpartition(":")
     return f"{user}@{host}", password
+
+
+def write_small_task(folder: Path) -> None:
+    """Its model and its samples, as `run_table` names them."""
+    onnx.save(two_layers(), folder / "m.onnx")
+    np.savez(folder / "train.npz", **blobs(192))
+    np.savez(folder / "eval.npz", **blobs(96, seed=1))

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from cut_models import MODELS
-from small_task import blobs, run_table, two_layers
+from small_task import blobs, run_table, write_small_task
 from training import metrics, train, weights_of
 
 from coordinator.job import prepare
@@ -28,9 +28,7 @@ PLAIN, PUSHING = (WEIGHTS,), (WEIGHTS, JVP)
 @pytest.fixture
 def task(tmp_path):
     """The small task's files, and how to make a run file of them."""
-    onnx.save(two_layers(), tmp_path / "m.onnx")
-    np.savez(tmp_path / "train.npz", **blobs(192))
-    np.savez(tmp_path / "eval.npz", **blobs(96, seed=1))
+    write_small_task(tmp_path)
 
     def config(**sections: object) -> RunConfig:
         table = run_table()

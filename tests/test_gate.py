@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-import onnx
 import pytest
-from small_task import blobs, run_table, two_layers
+from small_task import blobs, run_table, write_small_task
 from training import Wire, metrics, same_weights, train, weights_of
 
 from coordinator.gate import is_worse
@@ -30,9 +29,7 @@ DEVICES = [SimDevice("one"), SimDevice("two")]
 @pytest.fixture
 def task(tmp_path):
     """Files of the small task, and how to make a run file of them."""
-    onnx.save(two_layers(), tmp_path / "m.onnx")
-    np.savez(tmp_path / "train.npz", **blobs(192))
-    np.savez(tmp_path / "eval.npz", **blobs(96, seed=1))
+    write_small_task(tmp_path)
 
     def config(**sections: object) -> RunConfig:
         table = run_table()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from edgetrain.manifest import GraphName, Manifest, Role
+from edgetrain.manifest import Manifest
 from edgetrain.runtime.optim import flat
 from edgetrain.runtime.parameters import Vector
 
@@ -32,12 +32,7 @@ class Signal:
 
     def __init__(self, manifest: Manifest) -> None:
         self.mean = 0.0
-        graphs = {s.contract for s in manifest.segments if s.exact} | {GraphName.HEAD}
-        exact = {
-            port.key
-            for name in graphs & manifest.graphs.keys()
-            for port in manifest.graphs[name].ports(Role.GRADIENT)
-        }
+        exact = manifest.exact
         estimated = manifest.mode not in _NOISELESS
         self._parts = [
             slice(spec.offset, spec.offset + spec.elements)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgetrain.manifest import GraphName, Manifest, Role, WeightSpec, view
+from edgetrain.manifest import Manifest, WeightSpec, view
 from edgetrain.runtime.estimators.base import Tick
 from edgetrain.runtime.estimators.noise import NoiseKey, signs
 from edgetrain.runtime.parameters import Parameters, Vector
@@ -30,11 +30,7 @@ class MovedWeights:
     """
 
     def __init__(self, manifest: Manifest, parameters: Parameters, seed: int) -> None:
-        named = [s.contract for s in manifest.segments if s.exact and s.contract]
-        named += [name for name in (GraphName.HEAD,) if name in manifest.graphs]
-        exact = {
-            port.key for n in named for port in manifest.graphs[n].ports(Role.GRADIENT)
-        }
+        exact = manifest.exact
         self.estimated: tuple[WeightSpec, ...] = tuple(
             weight
             for weight in manifest.weights
