@@ -15,7 +15,7 @@ import onnx
 
 from coordinator.data import load_samples
 from coordinator.job import labels_for
-from coordinator.pipeline_loop import Score
+from coordinator.score import Score
 from edgetrain.compiler.build import GraphBuilder, Node
 from edgetrain.compiler.load import load
 from edgetrain.compiler.loss import LABELS, attach, target

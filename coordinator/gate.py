@@ -8,7 +8,8 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from coordinator.pipeline_loop import Measured, PipelineLoop, Score
+from coordinator.pipeline_loop import PipelineLoop
+from coordinator.score import Measured, Score
 from edgetrain.runtime.fallback import KEEP, TRY, UNDO
 
 ERRORS: Final = 2.0  # standard errors of the mean difference that are more than noise

@@ -11,7 +11,7 @@ import onnx
 from coordinator.activation_ranges import known_ranges
 from coordinator.calibration import calibrate, is_fresh
 from coordinator.data import RunData, fit_run_data, label_spec, load_samples, read_run_data
-from coordinator.pipeline_loop import Weights, merged
+from coordinator.weights import Weights, merged
 from edgetrain.bundle import Bundle
 from edgetrain.compiler.build import Node
 from edgetrain.compiler.compression import Compressed, compress, parse

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from coordinator.feed import Feed
 from coordinator.fleet import Event, Fleet, Gone, Said
+from coordinator.score import Measured, Score, score_of
 from coordinator.tally import StepTotal, Tally
-from edgetrain.errors import DeviceError, DivergedError, FleetError, RunError
-from edgetrain.manifest import HEAD, Manifest, view
+from coordinator.weights import Weights, unpack
+from edgetrain.errors import DeviceError, DivergedError, FleetError
+from edgetrain.manifest import Manifest
 from edgetrain.runtime.parameters import RUN_AHEAD
 from edgetrain.samples import BatchOrder
+from edgetrain.stage_state import ModelState, StageState, join
 from edgetrain.wire.frame import Kind
 from edgetrain.wire.messages import (
     Command,
@@ -35,23 +37,6 @@ from edgetrain.wire.reassembly import Message
 LAG: Final = RUN_AHEAD  # steps that may be under way beyond the last committed one
 EVALUATION_BLOCK: Final = 32  # microbatches
 BLOCKS_UNDER_WAY: Final = 2
-
-Weights = dict[str, npt.NDArray[np.float32]]
-
-
-class Score(NamedTuple):
-    """Of an evaluation; `accuracy` is None where the loss has no classes."""
-
-    loss: float
-    accuracy: float | None
-    samples: int
-
-
-class Measured(NamedTuple):
-    """A score, and that of each sample where it was asked for; see `Evaluated.scores`."""
-
-    score: Score
-    scores: npt.NDArray[np.float32]
 
 
 class Watcher(Protocol):
@@ -87,6 +72,10 @@ class Pipeline:
 class PipelineLoop:
     """Keeps a pipeline busy.
 
+    Attributes:
+        first_step: of the plan in force.
+        tally: what its stages have reported.
+
     Args:
         fleet: carries commands and events.
         pipeline: what is driven.
@@ -103,6 +92,7 @@ class PipelineLoop:
     ) -> None:
         self._fleet = fleet
         self._pipeline = pipeline
+        self.first_step = 0
         self._watcher = watcher
         self._stopped = stopped
         self._allowed = -1
@@ -114,8 +104,12 @@ class PipelineLoop:
     def steps_per_epoch(self) -> int:
         return self._pipeline.order.steps_per_epoch
 
-    def train_until(self, step: int) -> None:
+    def train_until(self, step: int, pause: Callable[[], bool] = lambda: False) -> None:
         """Run all steps before `step`, or until stopped; ends between two steps.
+
+        Args:
+            step: the first one that is not run.
+            pause: asked after each step; True ends the call early.
 
         Raises:
             DivergedError: a loss is not finite.
@@ -123,9 +117,10 @@ class PipelineLoop:
             RunError: nothing happened for too long.
         """
         while self.tally.committed + 1 < step:
-            self._extend(step)
+            if not pause():
+                self._extend(step)
             if self._allowed == self.tally.committed:
-                return  # stopped
+                return  # stopped, or paused
             self._handle(self._event())
 
     def evaluate(self, *, each: bool = False) -> Measured | None:
@@ -158,7 +153,7 @@ class PipelineLoop:
                 self._handle(event)
         done.sort(key=lambda part: part.block)
         scores = b"".join(part.scores for part in done)
-        return Measured(_score(done), np.frombuffer(scores, np.float32))
+        return Measured(score_of(done), np.frombuffer(scores, np.float32))
 
     def revert(self, stage: int, action: str) -> None:
         """See `Revert`; between steps and evaluations only."""
@@ -174,18 +169,49 @@ class PipelineLoop:
         """
         p = self._pipeline
         step = self.tally.committed if step is None else step
-        self._command(Fetch(p.run, p.epoch, step))
-        parts: dict[int, Weights] = {}
-        while len(parts) < len(p.devices):
+        messages = self._collect(Kind.WEIGHTS, Fetch(p.run, p.epoch, step))
+        parts = map(unpack, p.manifests, messages)
+        return {name: array for part in parts for name, array in part.items()}
+
+    def state(self) -> ModelState:
+        """Collect all that the next step needs; between two steps only.
+
+        Raises:
+            DeviceError, RunError: as `train_until`.
+            BundleError: a stage sent something else.
+        """
+        p = self._pipeline
+        fetch = Fetch(p.run, p.epoch, self.tally.committed, state=True)
+        messages = self._collect(Kind.STATE, fetch)
+        states = [
+            StageState.decode(message.body, manifest)
+            for message, manifest in zip(messages, p.manifests, strict=True)
+        ]
+        return join(states, p.manifests)
+
+    def move(self, pipeline: Pipeline) -> None:
+        """Go on with another plan from the next step; between two steps only."""
+        self._pipeline = pipeline
+        self._allowed = self.tally.committed
+        self.first_step = self._allowed + 1
+        self._norms.clear()
+        self.tally.restart(len(pipeline.devices))
+
+    def _collect(self, kind: Kind, fetch: Fetch) -> list[Message]:
+        """What each stage sends in answer, in pipeline order."""
+        self._command(fetch)
+        parts: dict[int, Message] = {}
+        stages = range(len(self._pipeline.devices))
+        while len(parts) < len(stages):
             event = self._event()
             if isinstance(event, Message):
-                address = event.address
-                wanted = (Kind.WEIGHTS, p.run, p.epoch, step + 1)
-                if (address.kind, address.run, address.epoch, address.step) == wanted:
-                    parts[address.stage] = _unpack(p.manifests[address.stage], event)
+                a = event.address
+                wanted = (kind, fetch.run, fetch.epoch, fetch.step + 1)
+                if (a.kind, a.run, a.epoch, a.step) == wanted and a.stage in stages:
+                    parts[a.stage] = event
             elif not (isinstance(event, Said) and isinstance(event.report, Failed)):
                 self._handle(event)
-        return {name: array for part in parts.values() for name, array in part.items()}
+        return [parts[stage] for stage in stages]
 
     def _extend(self, step: int) -> None:
         """Allow and feed more steps, a few beyond the committed one."""
@@ -237,13 +263,19 @@ class PipelineLoop:
             case StepDone():
                 total = self.tally.add(report)
                 if total is not None:
-                    self._watcher.stepped(total, self.tally)
+                    self._watcher.stepped(self._with_fed(total), self.tally)
             case GradientNorm():
                 self._add_norm(report)
             case Failed(diverged=True, step=step):
                 raise DivergedError(step)
             case Failed(reason=reason):
                 raise DeviceError(device, reason)
+
+    def _with_fed(self, total: StepTotal) -> StepTotal:
+        """With what the coordinator itself sent for the step."""
+        feed = self._pipeline.feed
+        fed_bytes = feed.sent_for(total.step) if feed is not None else 0
+        return replace(total, sent_bytes=total.sent_bytes + fed_bytes)
 
     def _add_norm(self, part: GradientNorm) -> None:
         """Send the whole model's square sum once all stages have given theirs."""
@@ -257,28 +289,3 @@ class PipelineLoop:
     def _command(self, command: Command) -> None:
         for device in dict.fromkeys(self._pipeline.devices):
             self._fleet.command(device, command)
-
-
-def _score(parts: Sequence[Evaluated]) -> Score:
-    samples = sum(part.samples for part in parts)
-    loss = math.fsum(part.loss_sum for part in parts) / samples
-    hits = [part.correct for part in parts]
-    accuracy = None if min(hits) < 0 else math.fsum(hits) / samples
-    return Score(loss, accuracy, samples)
-
-
-def _unpack(manifest: Manifest, message: Message) -> Weights:
-    flat: npt.NDArray[Any] = message.array((manifest.elements,))
-    return {spec.name: view(flat, spec).copy() for spec in manifest.weights}
-
-
-def merged(base: Mapping[str, npt.NDArray[np.float32]], trained: Weights) -> Weights:
-    """All weights of a model: the trained ones, and the rest as they were.
-
-    Those of heads, which only training needed, are dropped.
-    """
-    trained = {n: w for n, w in trained.items() if n in base or not n.startswith(HEAD)}
-    unknown = trained.keys() - base.keys()
-    if unknown:
-        raise RunError(f"weights that the model does not have: {sorted(unknown)}")
-    return {**base, **trained}

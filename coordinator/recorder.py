@@ -10,9 +10,9 @@ from typing import Final
 from coordinator.figures import DeviceFigures, DeviceRow, Snapshot
 from coordinator.gate import Verdict
 from coordinator.noise_watch import NoiseWatch
-from coordinator.pipeline_loop import Score
 from coordinator.progress import Progress
 from coordinator.run_folder import EvalMetrics, GateMetrics, RunFolder, StepMetrics
+from coordinator.score import Score
 from coordinator.tally import StepTotal, Tally
 from edgetrain.plan import Plan
 
@@ -31,7 +31,6 @@ class Recorder:
         folder: gets a line a step and evaluation.
         progress: shows it.
         clock: seconds, monotonic.
-        fed_bytes: what the coordinator sent for a step.
     """
 
     def __init__(
@@ -39,7 +38,6 @@ class Recorder:
         folder: RunFolder,
         progress: Progress,
         clock: Callable[[], float],
-        fed_bytes: Callable[[int], int],
     ) -> None:
         self.score: Score | None = None
         self.last: StepTotal | None = None
@@ -47,7 +45,6 @@ class Recorder:
         self._folder = folder
         self._progress = progress
         self._clock = clock
-        self._fed_bytes = fed_bytes
         self._start_s = clock()
         self._plan: Plan | None = None
         self._noise: NoiseWatch | None = None
@@ -67,7 +64,6 @@ class Recorder:
 
     def stepped(self, total: StepTotal, tally: Tally) -> None:
         """See `Watcher.stepped`."""
-        sent_bytes = total.sent_bytes + self._fed_bytes(total.step)
         self.last = total
         step = total.step + 1
         self._folder.append(
@@ -76,12 +72,12 @@ class Recorder:
                 epoch=total.step // self._steps_per_epoch,
                 loss=total.loss if math.isfinite(total.loss) else None,
                 seconds=round(self._clock() - self._start_s, 6),
-                bytes_sent=sent_bytes,
+                bytes_sent=total.sent_bytes,
                 signal_to_noise=_rounded(total.signals),
             )
         )
         self._look_for_noise(total)
-        self._progress.update(self._snapshot(total, sent_bytes, tally))
+        self._progress.update(self._snapshot(total, tally))
 
     def evaluated(self, step: int, score: Score) -> None:
         """See `Watcher.evaluated`."""
@@ -160,8 +156,8 @@ class Recorder:
             )
         return rows
 
-    def _snapshot(self, total: StepTotal, sent_bytes: int, tally: Tally) -> Snapshot:
-        self._recent.append((self._clock(), total.samples, sent_bytes))
+    def _snapshot(self, total: StepTotal, tally: Tally) -> Snapshot:
+        self._recent.append((self._clock(), total.samples, total.sent_bytes))
         recent = list(self._recent)
         seconds = max(recent[-1][0] - recent[0][0], 1e-9)
         devices = self._plan.stages if self._plan else ()

@@ -16,7 +16,7 @@ from coordinator.figures import DeviceRow
 from coordinator.fleet import Fleet
 from coordinator.gate import Gate
 from coordinator.job import Job, prepare
-from coordinator.pipeline_loop import Pipeline, PipelineLoop, Score, Weights
+from coordinator.pipeline_loop import Pipeline, PipelineLoop
 from coordinator.progress import Progress
 from coordinator.recorder import Recorder
 from coordinator.report import Report, render
@@ -29,6 +29,8 @@ from coordinator.run_folder import (
     read_metrics,
     resolved_toml,
 )
+from coordinator.score import Score
+from coordinator.weights import Weights
 from edgetrain.config import RunConfig
 from edgetrain.errors import DivergedError, RunError
 from edgetrain.plan import Plan
@@ -125,14 +127,8 @@ class Session:
         self, folder: RunFolder, plan: Plan, pipeline: Pipeline, total: int
     ) -> Outcome:
         """The loop itself, and what is written whichever way it ends."""
-        feed = pipeline.feed
         watch = self._watch
-        recorder = Recorder(
-            folder,
-            watch.progress,
-            watch.clock,
-            lambda step: feed.sent_for(step) if feed else 0,
-        )
+        recorder = Recorder(folder, watch.progress, watch.clock)
         recorder.begin(plan, total, pipeline.order.steps_per_epoch)
         loop = PipelineLoop(self._fleet, pipeline, recorder, watch.stopped)
         try:
@@ -166,7 +162,7 @@ class Session:
                     kept_step, kept_s = loop.tally.committed + 1, self._watch.clock()
             return self._keep(folder, loop.weights())
         except DivergedError as error:
-            self._keep(folder, loop.weights(max(-1, error.step - 2)))
+            self._keep(folder, loop.weights(max(loop.first_step - 1, error.step - 2)))
             raise
         except RunError as error:
             if kept_step:

@@ -16,7 +16,7 @@ class StepTotal:
 
     Attributes:
         loss: mean over the batch.
-        sent_bytes: by all devices.
+        sent_bytes: by all devices and the coordinator.
         signals: signal to noise of each stage's gradients; 0 where they are exact.
     """
 
@@ -91,6 +91,11 @@ class Tally:
         signals = tuple(reports[n].signal_to_noise for n in range(len(self.stages)))
         loss = loss_sum / max(1, samples)
         return StepTotal(done.step, loss, samples, sent_bytes, signals)
+
+    def restart(self, stages: int) -> None:
+        """Count anew, for another plan that goes on after the last committed step."""
+        self.stages = [StageTotals() for _ in range(stages)]
+        self._open.clear()
 
     def behind(self) -> list[int]:
         """The stages whose report of the next step is missing."""

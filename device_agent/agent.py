@@ -16,10 +16,11 @@ from edgetrain.errors import BundleError, EdgeTrainError, TransportError, WireEr
 from edgetrain.runtime.activation import measured
 from edgetrain.runtime.activation_forecast import activation_bytes
 from edgetrain.runtime.choice import choose
+from edgetrain.runtime.complete import check_complete
 from edgetrain.runtime.engines.base import Engine
 from edgetrain.runtime.memory_forecast import required_bytes
 from edgetrain.runtime.outbox import Outbox
-from edgetrain.runtime.stage import Stage, check_complete
+from edgetrain.runtime.stage import Stage
 from edgetrain.runtime.stage_worker import BatchSource, StageWorker, Surroundings
 from edgetrain.samples import BatchOrder
 from edgetrain.schedules.table import SCHEDULES

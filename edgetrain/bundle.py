@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from edgetrain.errors import BundleError, ConfigError
 from edgetrain.manifest import FAST, FORMAT, FastPath, Manifest
+from edgetrain.stage_state import Arrays, PackedArray, StageState, pack, unpack
 
 MAX_BUNDLE_BYTES: Final = 1 << 31
 
@@ -25,15 +26,24 @@ class _Packed(msgspec.Struct, frozen=True):
     manifest: Manifest
     graphs: dict[str, bytes]
     weights: bytes
+    optimizer: dict[str, PackedArray] = {}
+    first_step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A stage's manifest, its graphs as serialized ONNX, and its flat weights."""
+    """A stage's manifest, its graphs as serialized ONNX, and its flat weights.
+
+    Attributes:
+        optimizer: its state, in a run that has begun; empty at its start.
+        first_step: the step that comes next, from 0.
+    """
 
     manifest: Manifest
     graphs: Mapping[str, bytes]
     weights: npt.NDArray[np.float32]
+    optimizer: Arrays = field(default_factory=dict)
+    first_step: int = 0
 
     @property
     def fast(self) -> Bundle | None:
@@ -43,18 +53,33 @@ class Bundle:
             return None
         manifest = msgspec.structs.replace(self.manifest, graphs=path.graphs, fast=None)
         graphs = {name: self.graphs[FAST + name] for name in path.graphs}
-        return Bundle(manifest, graphs, self.weights)
+        return replace(self, manifest=manifest, graphs=graphs)
 
     def with_fast(self, other: Bundle, block: int) -> Bundle:
         """This bundle with the graphs of `other`, of the same stage, as its fast path."""
         path = FastPath(block, other.manifest.graphs)
         manifest = msgspec.structs.replace(self.manifest, fast=path)
         graphs = {FAST + name: data for name, data in other.graphs.items()}
-        return Bundle(manifest, {**self.graphs, **graphs}, self.weights)
+        return replace(self, manifest=manifest, graphs={**self.graphs, **graphs})
+
+    def resumed(self, state: StageState) -> Bundle:
+        """This bundle with a state of the same stage in place of its own."""
+        return replace(
+            self,
+            weights=state.weights,
+            optimizer=state.optimizer,
+            first_step=state.steps,
+        )
 
     def encode(self) -> bytes:
         weights = np.ascontiguousarray(self.weights, dtype=np.float32)
-        packed = _Packed(self.manifest, dict(self.graphs), weights.tobytes())
+        packed = _Packed(
+            self.manifest,
+            dict(self.graphs),
+            weights.tobytes(),
+            pack(self.optimizer),
+            self.first_step,
+        )
         return msgspec.msgpack.encode(packed)
 
     @classmethod
@@ -80,9 +105,11 @@ class Bundle:
             )
         _check_graphs(manifest, packed.graphs)
         _check_layout(manifest)
-        return cls(
-            manifest, packed.graphs, np.frombuffer(packed.weights, np.float32).copy()
-        )
+        weights = np.frombuffer(packed.weights, np.float32).copy()
+        if packed.first_step < 0:
+            raise BundleError(f"a bundle for step {packed.first_step}: steps count from 0")
+        optimizer = unpack(packed.optimizer, manifest)
+        return cls(manifest, packed.graphs, weights, optimizer, packed.first_step)
 
 
 def sha256(data: bytes) -> str:

@@ -11,7 +11,7 @@ from small_models import build, normal
 from small_task import CLASSES, blobs, two_layers
 
 from coordinator.evaluate_command import BATCH, evaluate, show
-from coordinator.pipeline_loop import Score
+from coordinator.score import Score
 from edgetrain.config import ModelConfig
 from edgetrain.errors import DataError, GraphError
 

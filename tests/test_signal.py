@@ -174,7 +174,7 @@ def test_noise_alone_is_said_once_and_with_a_way_out(tmp_path):
         for n, name in enumerate(("one", "two"))
     )
     with closing(RunFolder(tmp_path)) as folder:
-        recorder = Recorder(folder, SilentProgress(), lambda: 0.0, lambda _: 0)
+        recorder = Recorder(folder, SilentProgress(), lambda: 0.0)
         recorder.begin(Plan("", "1f1b", 1, 1, stages, 1.0, ""), 200, 200)
         for step in range(200):
             total = StepTotal(step, 2.3, 32, 100, (0.3, 0.0012))

@@ -9,9 +9,10 @@ import pytest
 from edgetrain.errors import BundleError
 from edgetrain.manifest import DECOUPLED, GraphName, Mode, Role, view
 from edgetrain.optimizer_spec import LRSpec, OptimizerSpec
+from edgetrain.runtime.complete import check_complete
 from edgetrain.runtime.memory_forecast import required_bytes
 from edgetrain.runtime.parameters import COMMITS_KEPT, RUN_AHEAD, Parameters, commits_kept
-from edgetrain.runtime.stage import Stage, check_complete
+from edgetrain.runtime.stage import Stage
 from tests.cut_models import samples
 from tests.stage_runs import (
     ENGINE,

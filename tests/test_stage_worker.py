@@ -13,6 +13,7 @@ from edgetrain.manifest import Mode
 from edgetrain.optimizer_spec import LRSpec, OptimizerSpec
 from edgetrain.runtime.estimators.base import Tick
 from edgetrain.runtime.parameters import COMMITS_KEPT, RUN_AHEAD
+from edgetrain.stage_state import StageState
 from edgetrain.wire.frame import Address, Kind
 from edgetrain.wire.messages import (
     Evaluate,
@@ -355,3 +356,34 @@ def test_a_stage_that_nothing_holds_back_keeps_more_commits():
         bench.worker.give(Fetch(*IDS, failed - COMMITS_KEPT))
         message = bench.letter(COORDINATOR)
         assert message.address.step == failed - COMMITS_KEPT + 1
+
+
+def test_the_state_is_handed_over_between_steps_and_gone_on_from():
+    with Bench(bundle(1)) as bench:
+        bench.worker.give(Train(*IDS, 0))
+        bench.send(Kind.ACTIVATION, sent("t1"))
+        bench.send(Kind.COTANGENT, cotangent())
+        assert isinstance(bench.report(), StepDone)
+        bench.worker.give(Fetch(*IDS, 0, state=True))
+        message = bench.letter(COORDINATOR)
+        assert (message.address.kind, message.address.step) == (Kind.STATE, 1)
+        state = StageState.decode(message.body, bundle(1).manifest)
+    with Bench(bundle(1).resumed(state)) as bench:
+        bench.worker.give(Train(*IDS, 1))
+        bench.send(Kind.ACTIVATION, sent("t1"), 1)
+        bench.send(Kind.COTANGENT, cotangent(), 1)
+        report = bench.report()
+        assert isinstance(report, StepDone)
+        assert report.step == 1
+        bench.worker.give(Fetch(*IDS, 0))
+        message = bench.letter(COORDINATOR)
+        assert message.address.kind is Kind.WEIGHTS
+        assert np.array_equal(message.array((state.weights.size,)), state.weights)
+
+
+def test_a_state_that_is_past_is_not_handed_over():
+    with Bench(bundle(1)) as bench:
+        bench.worker.give(Fetch(*IDS, 3, state=True))
+        report = bench.report()
+        assert isinstance(report, Failed)
+        assert "not the present one" in report.reason

@@ -111,6 +111,12 @@ class Exchange:
         address = Address(Kind.WEIGHTS, deploy.run, deploy.epoch, deploy.stage, commit)
         self._outbox.put(COORDINATOR, address, weights, chunk_bytes=deploy.chunk_bytes)
 
+    def send_state(self, commit: int, state: bytes) -> None:
+        """To the coordinator, as `send_weights`."""
+        deploy = self._deploy
+        address = Address(Kind.STATE, deploy.run, deploy.epoch, deploy.stage, commit)
+        self._outbox.put(COORDINATOR, address, state, chunk_bytes=deploy.chunk_bytes)
+
     def _send(
         self,
         kind: Kind,

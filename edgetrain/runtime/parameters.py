@@ -48,7 +48,7 @@ class Parameters:
         self._specs: dict[str, WeightSpec] = {spec.name: spec for spec in manifest.weights}
         self._statistics = manifest.statistics
         self._kept = commits_kept(manifest)
-        self._last = -1
+        self._last = bundle.first_step - 1
         self._earlier: dict[int, Vector] = {}
         self._committed_state = self._state.copy()
         self._fresh = True
@@ -63,6 +63,11 @@ class Parameters:
     def trainable(self) -> Vector:
         """The part of `weights` that the optimizer updates."""
         return self.weights[: self.gradient.size]
+
+    @property
+    def last(self) -> int:
+        """The step of the last commit."""
+        return self._last
 
     def spec(self, name: str) -> WeightSpec:
         return self._specs[name]
@@ -124,7 +129,10 @@ class Parameters:
         self._committed_state[...] = self._state
 
     def committed(self, step: int) -> Vector | None:
-        """A copy of the weights after a step (-1: as deployed); None when not kept."""
+        """A copy of the weights after a step; None when not kept.
+
+        Those after the step before the first one are the weights as deployed.
+        """
         if step == self._last:
             copy = self.weights.copy()
             copy[self.gradient.size :] = self._committed_state

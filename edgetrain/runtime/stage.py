@@ -11,12 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edgetrain.bundle import Bundle
-from edgetrain.errors import BundleError, RunError
+from edgetrain.errors import RunError
 from edgetrain.estimator_spec import WEIGHTS
 from edgetrain.losses import hit_share
 from edgetrain.manifest import (
-    DECOUPLED,
-    SEGMENTED,
     GraphName,
     Manifest,
     Mode,
@@ -39,6 +37,7 @@ from edgetrain.runtime.optim.lr import learning_rate
 from edgetrain.runtime.optim.table import make
 from edgetrain.runtime.parameters import Parameters
 from edgetrain.runtime.signal import Signal
+from edgetrain.stage_state import StageState
 from edgetrain.tensors import TensorSpec
 
 WARM_UPS: Final = 3
@@ -127,6 +126,8 @@ class Stage:
         self._microbatches = microbatches
         self._spec = optimizer
         self._optimizer = make(optimizer, bundle.manifest.trainable_elements)
+        if bundle.optimizer:
+            self._optimizer.load(dict(bundle.optimizer))
         make_estimator = ESTIMATORS[self.manifest.mode]
         self._estimator = make_estimator(bundle, engine, self.parameters, seed)
         self._evaluate_spec = self.manifest.graphs[GraphName.EVALUATE]
@@ -214,6 +215,15 @@ class Stage:
             self._optimizer.step(self.parameters.trainable, gradient, rate, before)
         self.parameters.close_commit(step)
 
+    def state(self, step: int) -> StageState | None:
+        """A copy of all that the step after `step` needs; None if that is not the next."""
+        if step != self.parameters.last:
+            return None
+        weights = self.parameters.committed(step)
+        if weights is None:
+            return None
+        return StageState(step + 1, weights, self._optimizer.state())
+
     def evaluate_forward(self, activations: Arrays) -> Arrays:
         """As deployed: activations received to activations sent."""
         results = self._evaluate.run(activations)
@@ -275,23 +285,3 @@ def _made_up(specs: tuple[TensorSpec, ...]) -> dict[str, npt.NDArray[Any]]:
         else:
             values[spec.name] = np.zeros(spec.shape, spec.dtype)
     return values
-
-
-def check_complete(manifest: Manifest) -> None:
-    """Refuse a manifest that lacks the graphs its mode needs.
-
-    Raises:
-        BundleError: naming the graph.
-    """
-    if GraphName.EVALUATE not in manifest.graphs:
-        raise BundleError(f"stage {manifest.stage} has no graph 'evaluate'")
-    if manifest.mode in SEGMENTED and GraphName.FORWARD not in manifest.graphs:
-        raise BundleError(f"stage {manifest.stage} has no graph 'forward'")
-    headless = GraphName.HEAD not in manifest.graphs or manifest.labels is None
-    learns = manifest.trainable_elements > 0 and not manifest.is_last
-    if manifest.mode in DECOUPLED and learns and headless:
-        raise BundleError(f"stage {manifest.stage} has no graph 'head'")
-    if manifest.is_last and not {GraphName.LOSS, GraphName.CRITERION} & set(
-        manifest.graphs
-    ):
-        raise BundleError(f"stage {manifest.stage} is the last and has no loss")

@@ -99,8 +99,8 @@ class StageWorker:
         self._held: dict[int, Arrays] = {}  # what a microbatch's last action gave
         self._evaluations: deque[Evaluate] = deque()
         self._norms: dict[int, float] = {}
-        self._allowed = -1
-        self._step = 0
+        self._allowed = stage.parameters.last
+        self._step = self._allowed + 1
         self._failed = False
         self._tally = _Tally(world.clock(), 0)
 
@@ -151,8 +151,10 @@ class StageWorker:
                 self._norms[step] = square_sum
             case Evaluate():
                 self._evaluations.append(command)
-            case Fetch(step=step):
+            case Fetch(step=step, state=False):
                 self._hand_out(step)
+            case Fetch(step=step):
+                self._hand_over(step)
             case Revert(stage=stage, action=action):
                 if stage == self._deploy.stage:
                     self._stage.revert(action)
@@ -269,6 +271,12 @@ class StageWorker:
         if weights is None:
             raise RunError(f"the weights after step {step} are no longer kept")
         self._exchange.send_weights(step + 1, weights)
+
+    def _hand_over(self, step: int) -> None:
+        state = self._stage.state(step)
+        if state is None:
+            raise RunError(f"the state after step {step} is not the present one")
+        self._exchange.send_state(step + 1, state.encode())
 
     def _timed(self, work: Callable[[], _T]) -> _T:
         start = self._world.clock()

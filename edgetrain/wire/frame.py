@@ -70,6 +70,7 @@ class Kind(IntEnum):
     LABELS = 3
     BUNDLE = 4
     WEIGHTS = 5
+    STATE = 6
 
 
 _KINDS: Final[Mapping[int, Kind]] = {int(kind): kind for kind in Kind}
@@ -80,7 +81,7 @@ class Address:
     """Which message of a run it is; equal addresses are the same message.
 
     Attributes:
-        stage: the stage it is for; the one it comes from when `kind` is WEIGHTS.
+        stage: the stage it is for; the one it comes from when `kind` is WEIGHTS or STATE.
         tensor: its index in the manifest's list of tensors that cross the cut.
         evaluation: it belongs to an evaluation pass, whose steps count apart.
     """

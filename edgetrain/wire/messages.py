@@ -122,11 +122,15 @@ class NormTotal(msgspec.Struct, frozen=True, tag="norm_total"):
 
 
 class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
-    """Send the weights as they were after `step`; -1: as deployed."""
+    """Send the weights as they were after `step`; -1: as deployed.
+
+    With `state`, all that the next step needs; only the last step's is kept.
+    """
 
     run: int
     epoch: int
     step: int
+    state: bool = False
 
 
 class Release(msgspec.Struct, frozen=True, tag="release"):
