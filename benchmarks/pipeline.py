@@ -25,10 +25,11 @@ import onnx
 
 from coordinator.demo_model import digits_model, write_digits
 from coordinator.job import Job, prepare
+from coordinator.metrics import METRICS_FILE, read_metrics
 from coordinator.optimizer import optimizer_spec
 from coordinator.progress import SilentProgress
-from coordinator.run_folder import METRICS_FILE, read_metrics
-from coordinator.session import Session, Watch
+from coordinator.session import Session
+from coordinator.watch import Watch
 from edgetrain.config import DataConfig, FleetConfig, ModelConfig, PlanConfig, RunConfig
 from edgetrain.manifest import Mode
 from edgetrain.runtime.engines.onnxruntime import OnnxRuntimeEngine

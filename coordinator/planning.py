@@ -84,6 +84,11 @@ class Planner:
         )
         self._speeds = {n: hello.flop_per_s for n, hello in self._hellos.items()}
 
+    @property
+    def microbatches(self) -> int:
+        """Of a step."""
+        return self._config.train.microbatch_count
+
     def assign(self) -> Assignment:
         """Choose cuts and places with what is known of the devices so far.
 
@@ -130,12 +135,7 @@ class Planner:
         """
         if self._config.plan.cuts:
             return None
-        for name, stage, ready in zip(
-            present.devices, present.layers, measured, strict=True
-        ):
-            flop = sum(self._layers[i].flop for i in stage) * (1 + BACKWARD_TO_FORWARD)
-            seconds = max(ready.forward_s + ready.backward_s, 1e-6)
-            self._speeds[name] = max(flop, 1) / seconds
+        self.observe(present, [ready.forward_s + ready.backward_s for ready in measured])
         slowest_s = max(ready.forward_s + ready.backward_s for ready in measured)
         better = self.assign()
         if better.bottleneck_s < WORTHWHILE * slowest_s and (
@@ -143,6 +143,32 @@ class Planner:
         ):
             return better
         return None
+
+    def observe(self, present: Assignment, seconds: Sequence[float]) -> None:
+        """Learn from what a microbatch took each stage, forward and backward together."""
+        for name, stage, taken_s in zip(
+            present.devices, present.layers, seconds, strict=True
+        ):
+            self._speeds[name] = self._flop(stage) / max(taken_s, 1e-6)
+
+    def step_s(self, assignment: Assignment) -> float:
+        """What a step would take by what is known of the devices so far."""
+        seconds = [
+            self._flop(stage) / self._speeds[name]
+            for name, stage in zip(assignment.devices, assignment.layers, strict=True)
+        ]
+        forward = 1 / (1 + BACKWARD_TO_FORWARD)
+        times = Times(
+            [s * forward for s in seconds],
+            [s * (1 - forward) for s in seconds],
+            [HOP_S] * (len(seconds) - 1),
+        )
+        schedule = SCHEDULES[self._config.train.schedule]
+        return simulate(schedule, self.microbatches, times).period_s
+
+    def _flop(self, stage: range) -> float:
+        flop = sum(self._layers[i].flop for i in stage) * (1 + BACKWARD_TO_FORWARD)
+        return max(flop, 1.0)
 
     def plan(
         self, assignment: Assignment, measured: Sequence[Ready], model_sha256: str

@@ -7,13 +7,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from coordinator.figures import DeviceFigures, DeviceRow, Snapshot
+from coordinator.figures import DeviceFigures, DeviceRow, Snapshot, seconds_text
 from coordinator.gate import Verdict
+from coordinator.metrics import EvalMetrics, GateMetrics, MoveMetrics, StepMetrics
 from coordinator.noise_watch import NoiseWatch
 from coordinator.progress import Progress
-from coordinator.run_folder import EvalMetrics, GateMetrics, RunFolder, StepMetrics
+from coordinator.run_folder import RunFolder
 from coordinator.score import Score
 from coordinator.tally import StepTotal, Tally
+from edgetrain.errors import RunError
 from edgetrain.plan import Plan
 
 WINDOW_STEPS: Final = 20
@@ -53,14 +55,37 @@ class Recorder:
         self._recent: deque[tuple[float, int, int]] = deque(maxlen=WINDOW_STEPS + 1)
 
     def begin(self, plan: Plan, steps: int, steps_per_epoch: int) -> None:
-        """Say what is about to run."""
-        self._plan = plan
+        """Write the plan down, and say what is about to run."""
+        self._take(plan)
         self._noise = NoiseWatch(len(plan.stages))
         self._steps = steps
         self._steps_per_epoch = steps_per_epoch
         self._recent.append((self._clock(), 0, 0))
         for stage in plan.stages:
             self._progress.say(f"stage {stage.stage}: {stage.mode}; {stage.reason}")
+
+    def moved(self, plan: Plan, move: MoveMetrics) -> None:
+        """Another plan is in force."""
+        self._take(plan)
+        self._folder.append(move)
+        devices = ", ".join(move.move_devices)
+        self._remark(
+            f"after step {move.step} the stages moved, now on {devices}, as"
+            f" {move.move_reason}: {seconds_text(move.moved_s)} a step is predicted in"
+            f" place of {seconds_text(move.stayed_s)}; training paused for"
+            f" {seconds_text(move.pause_s)}"
+        )
+
+    def _take(self, plan: Plan) -> None:
+        self._plan = plan
+        self._folder.write_plan(plan.encode())
+
+    @property
+    def plan(self) -> Plan:
+        """The one in force; there is none before `begin`."""
+        if self._plan is None:
+            raise RunError("the run has not begun: there is no plan")
+        return self._plan
 
     def stepped(self, total: StepTotal, tally: Tally) -> None:
         """See `Watcher.stepped`."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from coordinator.chart import Point, line_chart
 from coordinator.figures import WIDE_HEADINGS, DeviceRow, seconds_text, wide_cells
-from coordinator.run_folder import EvalMetrics, GateMetrics, StepMetrics
+from coordinator.metrics import EvalMetrics, GateMetrics, MoveMetrics, StepMetrics
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --line: #2563eb; --faint: #8884; }
@@ -38,6 +38,7 @@ class Report:
         plan: as text.
         config: the resolved run file.
         gates: comparisons of stages with their deployed weights.
+        moves: to other plans.
     """
 
     title: str
@@ -47,6 +48,7 @@ class Report:
     plan: str
     config: str
     gates: Sequence[GateMetrics] = ()
+    moves: Sequence[MoveMetrics] = ()
 
 
 def render(report: Report) -> str:
@@ -64,7 +66,7 @@ def render(report: Report) -> str:
         ),
         ("Devices", _device_table(report.devices)),
         ("Gradients", _reasons(report.devices) + _gates(report.gates)),
-        ("Plan", f"<pre>{escape(report.plan)}</pre>"),
+        ("Plan", f"{_moves(report.moves)}<pre>{escape(report.plan)}</pre>"),
         ("Run file", f"<pre>{escape(report.config)}</pre>"),
     ]
     body = "\n".join(f"<h2>{heading}</h2>\n{content}" for heading, content in sections)
@@ -131,6 +133,18 @@ def _gates(gates: Sequence[GateMetrics]) -> str:
         for gate in gates
     )
     return f"<table><tr>{head}</tr>{rows}</table>"
+
+
+def _moves(moves: Sequence[MoveMetrics]) -> str:
+    """When stages moved to other devices or took other layers, and why."""
+    items = "".join(
+        f"<li>After step {move.step} to {escape(', '.join(move.move_devices))}:"
+        f" {escape(move.move_reason)}. Predicted {seconds_text(move.moved_s)} a step"
+        f" instead of {seconds_text(move.stayed_s)}; training paused for"
+        f" {seconds_text(move.pause_s)}.</li>"
+        for move in moves
+    )
+    return f"<p>The plan below is the last one. Moves:</p><ul>{items}</ul>" if items else ""
 
 
 def _number(value: float | None) -> str:

@@ -1,9 +1,9 @@
-"""From a job and a fleet to a deployed pipeline: plan, compile, deploy, and once again."""
+"""From a job and a fleet to a deployed pipeline: plan, compile, deploy, and move."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,9 +20,11 @@ from coordinator.planning import Assignment, Planner
 from coordinator.pretrained import is_pretrained
 from edgetrain.bundle import Bundle
 from edgetrain.errors import DataError, PlanError, TransportError
+from edgetrain.manifest import Manifest
 from edgetrain.plan import Plan
 from edgetrain.runtime.outbox import Outbox
 from edgetrain.samples import BatchOrder
+from edgetrain.stage_state import ModelState, split
 from edgetrain.wire.frame import DEFAULT_CHUNK_BYTES
 from edgetrain.wire.hello import DatasetInfo, Hello
 from edgetrain.wire.messages import LocalData, Ready, Release
@@ -48,12 +50,36 @@ class Supply:
 
 
 @dataclass(frozen=True, slots=True)
-class _Deployed:
-    epoch: int
+class Draft:
+    """A plan compiled, and not yet deployed.
+
+    Attributes:
+        bundles: of the stages in order, with the weights that the model came with.
+        remarks: what compiling it came upon.
+    """
+
     assignment: Assignment
     bundles: list[Bundle]
-    ready: list[Ready]
     remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """A plan in force.
+
+    Attributes:
+        ready: what each device reported.
+        seconds: that it took to send the stages and to load them.
+    """
+
+    epoch: int
+    draft: Draft
+    ready: list[Ready]
+    seconds: float
+
+    @property
+    def assignment(self) -> Assignment:
+        return self.draft.assignment
 
 
 class Rollout:
@@ -66,14 +92,25 @@ class Rollout:
         fleet: carries the commands.
         outbox: carries bundles and samples.
         run: the number that names the run.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, job: Job, fleet: Fleet, outbox: Outbox, run: int) -> None:
+    def __init__(
+        self,
+        job: Job,
+        fleet: Fleet,
+        outbox: Outbox,
+        run: int,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
         self._job = job
         self._fleet = fleet
         self._outbox = outbox
         self._run = run
+        self._clock = clock
         self._engaged: set[str] = set()
+        self._epochs = 0
 
     def supply(self, devices: Mapping[str, Hello]) -> Supply:
         """Find the run's samples.
@@ -97,46 +134,50 @@ class Rollout:
         )
         return Supply(order, local, eval_samples)
 
-    def deploy(
-        self, devices: Mapping[str, Hello], supply: Supply, total_steps: int
-    ) -> tuple[Plan, Pipeline]:
-        """Deploy a first plan, and a second if the times measured ask for one.
+    def planner(self, devices: Mapping[str, Hello], supply: Supply) -> Planner:
+        """The planner of the run.
 
         Raises:
-            PlanError: no plan satisfies the request.
-            RunError: a device refused or did not answer.
+            PlanError: the request cannot be kept with these devices.
         """
         job = self._job
         config = job.config
         if not supply.eval_samples:  # nothing to compare a stage on
             estimator = msgspec.structs.replace(config.estimator, gate=False)
             config = msgspec.structs.replace(config, estimator=estimator)
-        planner = Planner(
+        return Planner(
             config, job.program, job.trainable, devices, lambda: is_pretrained(job)
         )
+
+    def begin(self, planner: Planner, supply: Supply, total_steps: int) -> Deployed:
+        """Deploy a first plan, and a second if the times measured ask for one.
+
+        Raises:
+            PlanError: no plan satisfies the request.
+            RunError: a device refused or did not answer.
+        """
         assignment = planner.assign()
-        deployed = self._deploy(assignment, 0, total_steps, supply.local)
+        deployed = self.deploy(self.draft(assignment), supply, total_steps)
         better = planner.improve(assignment, deployed.ready)
         if better is not None:
             log.info("the plan changes: measured times differ from the first guess")
-            deployed = self._deploy(better, 1, total_steps, supply.local)
-        plan = planner.plan(deployed.assignment, deployed.ready, job.sha256)
-        remarks = (*plan.remarks, *deployed.remarks)
-        plan = msgspec.structs.replace(plan, remarks=remarks)
-        return plan, self._pipeline(deployed, supply)
+            deployed = self.deploy(self.draft(better), supply, total_steps)
+        return deployed
 
     def release(self) -> None:
         """Let every device go that was given a stage, whatever came of it."""
-        for device in sorted(self._engaged):
+        self._let_go(self._engaged, "the run is over")
+
+    def _let_go(self, devices: Collection[str], reason: str) -> None:
+        for device in sorted(devices):
             try:
-                self._fleet.command(device, Release(self._run, 0, "the run is over"))
+                self._fleet.command(device, Release(self._run, 0, reason))
             except TransportError as error:
                 log.warning("%s not released: %s", device, error)
+        self._engaged.difference_update(devices)
 
-    def _deploy(
-        self, assignment: Assignment, epoch: int, total_steps: int, local: LocalData | None
-    ) -> _Deployed:
-        train = self._job.config.train
+    def draft(self, assignment: Assignment) -> Draft:
+        """Compile a plan; touches nothing else, so it may run beside the training."""
         gradients = assignment.gradients
         bundles = self._job.compile(
             assignment.cuts,
@@ -145,7 +186,29 @@ class Rollout:
             gradients.estimators,
             gradients.returns,
         )
-        bundles, remarks = ship(bundles, self._job.source, train.seed)
+        bundles, remarks = ship(bundles, self._job.source, self._job.config.train.seed)
+        return Draft(assignment, bundles, remarks)
+
+    def deploy(
+        self,
+        draft: Draft,
+        supply: Supply,
+        total_steps: int,
+        state: ModelState | None = None,
+    ) -> Deployed:
+        """Put a plan in force, from a state if the run has begun.
+
+        Devices that had a stage and get none are let go.
+
+        Raises:
+            DeviceError: one refused, or went away.
+            FleetError: one did not report in time.
+        """
+        train, assignment = self._job.config.train, draft.assignment
+        bundles = draft.bundles
+        if state is not None:
+            bundles = [b.resumed(split(state, b.manifest)) for b in bundles]
+        epoch, self._epochs = self._epochs, self._epochs + 1
         deployment = Deployment(
             run=self._run,
             epoch=epoch,
@@ -154,42 +217,55 @@ class Rollout:
             microbatches=train.microbatch_count,
             optimizer=optimizer_spec(train, total_steps),
             seed=train.seed,
-            local=local,
+            local=supply.local,
             timeout_s=max(DEPLOY_TIMEOUT_S, self._job.config.fleet.step_timeout_s),
         )
+        start_s = self._clock()
         self._engaged.update(assignment.devices)
         ready = deploy(self._fleet, self._outbox, bundles, deployment)
-        return _Deployed(epoch, assignment, bundles, ready, remarks)
+        self._let_go(self._engaged.difference(assignment.devices), "it has no stage now")
+        return Deployed(epoch, draft, ready, self._clock() - start_s)
 
-    def _pipeline(self, deployed: _Deployed, supply: Supply) -> Pipeline:
+    def plan(self, planner: Planner, deployed: Deployed) -> Plan:
+        """The plan in force, as it is written down."""
+        plan = planner.plan(deployed.assignment, deployed.ready, self._job.sha256)
+        remarks = (*plan.remarks, *deployed.draft.remarks)
+        return msgspec.structs.replace(plan, remarks=remarks)
+
+    def pipeline(self, deployed: Deployed, supply: Supply) -> Pipeline:
+        """What the loop drives."""
         return Pipeline(
             run=self._run,
             epoch=deployed.epoch,
             devices=deployed.assignment.devices,
-            manifests=tuple(bundle.manifest for bundle in deployed.bundles),
+            manifests=_manifests(deployed.draft),
             order=supply.order,
             feed=self._feed(deployed) if supply.local is None else None,
             evaluation_samples=supply.eval_samples,
             timeout_s=self._job.config.fleet.step_timeout_s,
         )
 
-    def _feed(self, deployed: _Deployed) -> Feed:
+    def _feed(self, deployed: Deployed) -> Feed:
         data = self._job.data
         if data.train is None:
             raise DataError("[data] train names no file")
         devices = deployed.assignment.devices
-        heads = heads_of([bundle.manifest for bundle in deployed.bundles])
+        manifests = _manifests(deployed.draft)
         ends = Ends(
             self._run,
             deployed.epoch,
-            deployed.bundles[0].manifest,
-            deployed.bundles[-1].manifest,
+            manifests[0],
+            manifests[-1],
             devices[0],
             devices[-1],
             DEFAULT_CHUNK_BYTES,
-            tuple((stage, devices[stage]) for stage in heads),
+            tuple((stage, devices[stage]) for stage in heads_of(manifests)),
         )
         return Feed(self._outbox, ends, data.train, data.eval)
+
+
+def _manifests(draft: Draft) -> tuple[Manifest, ...]:
+    return tuple(bundle.manifest for bundle in draft.bundles)
 
 
 def _dataset(devices: Mapping[str, Hello], device: str, name: str) -> DatasetInfo:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Self
@@ -12,66 +12,15 @@ from typing import Any, Final, Self
 import msgspec
 import tomli_w
 
+from coordinator.metrics import METRICS_FILE, Metrics
 from edgetrain.config import EMBEDDED, RunConfig
-from edgetrain.errors import ConfigError, DataError, RunError
+from edgetrain.errors import ConfigError, RunError
 
 RUNS: Final = Path("runs")
 CONFIG_FILE: Final = "run.toml"
 PLAN_FILE: Final = "plan.json"
-METRICS_FILE: Final = "metrics.jsonl"
 MODEL_FILE: Final = "trained.onnx"
 REPORT_FILE: Final = "report.html"
-
-
-class StepMetrics(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of ``metrics.jsonl`` for a step.
-
-    Attributes:
-        step: from 1: steps done.
-        epoch: from 0.
-        loss: mean over the batch; None: not finite.
-        seconds: since the run began.
-        bytes_sent: by all devices and the coordinator in this step.
-        signal_to_noise: of each stage's gradients, 0 where exact; left out if all are.
-    """
-
-    step: int
-    epoch: int
-    loss: float | None
-    seconds: float
-    bytes_sent: int
-    signal_to_noise: tuple[float, ...] = ()
-
-
-class EvalMetrics(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of ``metrics.jsonl`` for an evaluation; no accuracy for value labels."""
-
-    step: int
-    epoch: int
-    seconds: float
-    eval_loss: float | None
-    eval_accuracy: float | None = None
-
-
-class GateMetrics(msgspec.Struct, frozen=True):
-    """A line of ``metrics.jsonl`` for a stage compared with its deployed weights.
-
-    Attributes:
-        gate_stage: its number.
-        gate_measure: ``"accuracy"`` or ``"loss"``.
-        gate_trained, gate_deployed: of the whole model, with either; None: not finite.
-        rolled_back: the stage went back to its deployed weights.
-    """
-
-    step: int
-    gate_stage: int
-    gate_measure: str
-    gate_trained: float | None
-    gate_deployed: float | None
-    rolled_back: bool
-
-
-Metrics = StepMetrics | EvalMetrics | GateMetrics
 
 
 class RunFolder:
@@ -180,39 +129,6 @@ def without_password(url: str) -> str:
     login, _, place = rest.rpartition("@")
     user = login.partition(":")[0]
     return f"{scheme}://{user}@{place}" if user else f"{scheme}://{place}"
-
-
-def read_metrics(path: Path) -> tuple[list[StepMetrics], list[EvalMetrics]]:
-    """Read ``metrics.jsonl``; a last line cut short by a crash is left out.
-
-    Raises:
-        DataError: it cannot be read, or another line is damaged.
-    """
-    lines = list(_metrics(path))
-    steps = [line for line in lines if isinstance(line, StepMetrics)]
-    return steps, [line for line in lines if isinstance(line, EvalMetrics)]
-
-
-def read_gates(path: Path) -> list[GateMetrics]:
-    """As `read_metrics`, the comparisons with deployed weights."""
-    return [line for line in _metrics(path) if isinstance(line, GateMetrics)]
-
-
-def _metrics(path: Path) -> Iterator[Metrics]:
-    try:
-        *lines, _ = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
-    for number, line in enumerate(lines, start=1):
-        kind: type[Metrics] = StepMetrics
-        if b'"eval_loss"' in line:
-            kind = EvalMetrics
-        elif b'"gate_stage"' in line:
-            kind = GateMetrics
-        try:
-            yield msgspec.json.decode(line, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise DataError(f"{path}: line {number} is damaged: {error}") from error
 
 
 def make_folder(out: Path | None, *, stem: str, now: datetime) -> Path:

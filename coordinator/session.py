@@ -4,43 +4,38 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Final
 
+from coordinator.drive import Drive
 from coordinator.figures import DeviceRow
 from coordinator.fleet import Fleet
 from coordinator.gate import Gate
 from coordinator.job import Job, prepare
+from coordinator.metrics import (
+    METRICS_FILE,
+    GateMetrics,
+    MoveMetrics,
+    read_lines,
+    read_metrics,
+)
+from coordinator.mover import Course, Mover
 from coordinator.pipeline_loop import Pipeline, PipelineLoop
-from coordinator.progress import Progress
 from coordinator.recorder import Recorder
 from coordinator.report import Report, render
-from coordinator.rollout import Rollout
-from coordinator.run_folder import (
-    METRICS_FILE,
-    MODEL_FILE,
-    RunFolder,
-    read_gates,
-    read_metrics,
-    resolved_toml,
-)
+from coordinator.rollout import Deployed, Rollout
+from coordinator.run_folder import RunFolder, resolved_toml
 from coordinator.score import Score
-from coordinator.weights import Weights
+from coordinator.watch import Watch
 from edgetrain.config import RunConfig
-from edgetrain.errors import DivergedError, RunError
 from edgetrain.plan import Plan
 from edgetrain.runtime.fallback import gated
 from edgetrain.runtime.outbox import Outbox
 from edgetrain.transport.base import Transport
 
 log = logging.getLogger(__name__)
-
-KEEP_EVERY_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +59,6 @@ class Outcome:
     interrupted: bool
     rows: tuple[DeviceRow, ...]
     remarks: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """How a run is watched and stopped.
-
-    Attributes:
-        stopped: asked between steps.
-        clock: seconds, monotonic.
-    """
-
-    progress: Progress
-    stopped: Callable[[], bool] = lambda: False
-    clock: Callable[[], float] = time.perf_counter
 
 
 class Session:
@@ -105,89 +86,67 @@ class Session:
             RunError: the run failed; the folder keeps the last weights that were good.
         """
         wanted = self._config.fleet
-        rollout = Rollout(self._job, self._fleet, self._outbox, self._run)
+        clock = self._watch.clock
+        rollout = Rollout(self._job, self._fleet, self._outbox, self._run, clock=clock)
         try:
             self._fleet.open()
             devices = self._fleet.wait(wanted.names, wanted.count, wanted.wait_s)
             supply = rollout.supply(devices)
             total = self._config.train.total_steps(supply.order.steps_per_epoch)
-            plan, pipeline = rollout.deploy(devices, supply, total)
+            planner = rollout.planner(devices, supply)
+            deployed = rollout.begin(planner, supply, total)
+            course = Course(rollout, planner, supply, total, clock)
             stem = self._config.model.path.stem
             now = datetime.now().astimezone()
             with closing(RunFolder.create(out, stem=stem, now=now)) as folder:
                 folder.write_config(self._config)
-                folder.write_plan(plan.encode())
-                return self._drive(folder, plan, pipeline, total)
+                return self._drive(folder, course, deployed)
         finally:
             rollout.release()
             self._outbox.close()
             self._fleet.close()
 
-    def _drive(
-        self, folder: RunFolder, plan: Plan, pipeline: Pipeline, total: int
-    ) -> Outcome:
+    def _drive(self, folder: RunFolder, course: Course, deployed: Deployed) -> Outcome:
         """The loop itself, and what is written whichever way it ends."""
-        watch = self._watch
+        watch, total = self._watch, course.total_steps
+        pipeline = course.rollout.pipeline(deployed, course.supply)
         recorder = Recorder(folder, watch.progress, watch.clock)
-        recorder.begin(plan, total, pipeline.order.steps_per_epoch)
+        recorder.begin(course.plan(deployed), total, pipeline.order.steps_per_epoch)
         loop = PipelineLoop(self._fleet, pipeline, recorder, watch.stopped)
         try:
             gate = Gate(loop, _gated(pipeline), total, recorder)
-            model = self._train(loop, gate, folder, total)
+            mover = Mover(course, deployed, allowed=self._may_move)
+            drive = Drive(self._job, watch, folder, recorder)
+            model = drive.train(loop, gate, mover)
         finally:
             watch.progress.close()
             rows = tuple(recorder.rows(loop.tally))
-            self._write_report(folder, plan, rows)
+            self._write_report(folder, recorder.plan, rows)
         steps = loop.tally.committed + 1
-        remarks = (*plan.remarks, *self._job.data.remarks, *recorder.remarks)
+        remarks = (*recorder.plan.remarks, *self._job.data.remarks, *recorder.remarks)
         return Outcome(
             folder.path, model, steps, recorder.score, steps < total, rows, remarks
         )
 
-    def _train(self, loop: PipelineLoop, gate: Gate, folder: RunFolder, total: int) -> Path:
-        """Alternate training and evaluation, keeping the weights at some evaluations.
-
-        A run that fails leaves the last weights kept, and says of which step they are.
-        """
-        every = self._config.train.eval_every or loop.steps_per_epoch
-        kept_step, kept_s = 0, self._watch.clock()
-        try:
-            while loop.tally.committed + 1 < total and not self._watch.stopped():
-                done = loop.tally.committed + 1
-                loop.train_until(min(total, (done // every + 1) * every))
-                if not self._watch.stopped():
-                    self._evaluate(loop, gate)
-                if not kept_step or self._watch.clock() - kept_s > KEEP_EVERY_S:
-                    self._keep(folder, loop.weights())
-                    kept_step, kept_s = loop.tally.committed + 1, self._watch.clock()
-            return self._keep(folder, loop.weights())
-        except DivergedError as error:
-            self._keep(folder, loop.weights(max(loop.first_step - 1, error.step - 2)))
-            raise
-        except RunError as error:
-            if kept_step:
-                path = folder.path / MODEL_FILE
-                error.add_note(f"{path} holds the weights after step {kept_step}")
-            raise
-
-    def _evaluate(self, loop: PipelineLoop, gate: Gate) -> None:
-        step = loop.tally.committed + 1
-        due = gate.due(step)
-        measured = loop.evaluate(each=due)
-        if due and measured is not None:
-            gate.compare(step, measured)
-
-    def _keep(self, folder: RunFolder, weights: Weights) -> Path:
-        return folder.write_model(lambda path: self._job.export(path, weights))
+    @property
+    def _may_move(self) -> bool:
+        return self._config.plan.replan and not self._config.plan.cuts
 
     def _write_report(
         self, folder: RunFolder, plan: Plan, rows: tuple[DeviceRow, ...]
     ) -> None:
-        steps, evaluations = read_metrics(folder.path / METRICS_FILE)
-        text = plan.encode().decode()
-        config = resolved_toml(self._config)
-        gates = read_gates(folder.path / METRICS_FILE)
-        report = Report(folder.path.name, steps, evaluations, rows, text, config, gates)
+        path = folder.path / METRICS_FILE
+        steps, evaluations = read_metrics(path)
+        report = Report(
+            folder.path.name,
+            steps,
+            evaluations,
+            rows,
+            plan.encode().decode(),
+            resolved_toml(self._config),
+            read_lines(path, GateMetrics),
+            read_lines(path, MoveMetrics),
+        )
         folder.write_report(render(report))
 
 

@@ -13,8 +13,9 @@ import msgspec
 
 from coordinator.job import prepare
 from coordinator.progress import Progress, open_progress
-from coordinator.session import Outcome, Session, Watch
+from coordinator.session import Outcome, Session
 from coordinator.stop import StopRequest, signals_to
+from coordinator.watch import Watch
 from edgetrain.config import EMBEDDED, RunConfig
 from edgetrain.errors import ConfigError, FleetError, TransportError
 from edgetrain.sim.fleet import ProcessFleet, SimDevice

@@ -118,12 +118,15 @@ class PlanConfig(Section, frozen=True):
         pin: fixed places.
         recompute: whether an exact stage keeps only what it received and runs its forward
             again in its backward: the least memory, for about one more forward a step.
+        replan: whether stages may move in mid-run, when devices have become slower or
+            faster and it pays; only where all stages are exact, and `cuts` is left out.
     """
 
     stages: int | str = AUTO
     cuts: tuple[str | tuple[str, ...], ...] = ()
     pin: PinConfig = PinConfig()
     recompute: bool = False
+    replan: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.stages, str):

@@ -12,7 +12,7 @@ from training import metrics, train, weights_of
 from coordinator.job import prepare
 from coordinator.pretrained import is_pretrained
 from coordinator.progress import SilentProgress
-from coordinator.session import Watch
+from coordinator.watch import Watch
 from edgetrain.abilities import BACKWARD, JVP, WEIGHTS
 from edgetrain.compiler.nature import natures
 from edgetrain.config import RunConfig, parse

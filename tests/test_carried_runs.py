@@ -24,7 +24,8 @@ from training import (
 
 from coordinator.job import prepare
 from coordinator.progress import SilentProgress
-from coordinator.session import Session, Watch
+from coordinator.session import Session
+from coordinator.watch import Watch
 from edgetrain.config import DataConfig, FleetConfig, ModelConfig, RunConfig
 from edgetrain.errors import PlanError
 from edgetrain.estimator_spec import EstimatorSpec

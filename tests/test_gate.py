@@ -9,7 +9,7 @@ from small_task import blobs, run_table, write_small_task
 from training import Wire, metrics, same_weights, train, weights_of
 
 from coordinator.gate import is_worse
-from coordinator.run_folder import METRICS_FILE, read_gates, read_metrics
+from coordinator.metrics import METRICS_FILE, GateMetrics, read_lines, read_metrics
 from edgetrain.config import RunConfig, parse
 from edgetrain.errors import RunError
 from edgetrain.estimator_spec import EstimatorSpec
@@ -59,11 +59,11 @@ def test_a_gate_that_lets_through_changes_no_bit(task, tmp_path):
     plain = train(task(estimator={"gate": False}), tmp_path / "plain", DEVICES)
     assert same_weights(found.folder, plain.folder)
     assert found.score == plain.score
-    gates = read_gates(found.folder / METRICS_FILE)
+    gates = read_lines(found.folder / METRICS_FILE, GateMetrics)
     assert [gate.step for gate in gates] == [6, 18, 36]
     assert not any(gate.rolled_back for gate in gates)
     assert gates[-1].gate_trained >= gates[-1].gate_deployed
-    assert not read_gates(plain.folder / METRICS_FILE)
+    assert not read_lines(plain.folder / METRICS_FILE, GateMetrics)
     assert "<td>kept</td>" in (found.folder / "report.html").read_text()
     assert found.remarks == plain.remarks
     commands = [
@@ -83,7 +83,7 @@ def test_a_stage_that_does_harm_is_rolled_back_and_the_others_go_on(spoilt, tmp_
     assert np.array_equal(after["w1"], before["w1"])
     assert np.array_equal(after["b1"], before["b1"])
     assert not np.array_equal(after["b2"], before["b2"])
-    first, gate = read_gates(outcome.folder / METRICS_FILE)
+    first, gate = read_lines(outcome.folder / METRICS_FILE, GateMetrics)
     assert (first.step, first.gate_stage, first.rolled_back) == (6, 0, False)
     assert first.gate_trained < first.gate_deployed
     assert (gate.step, gate.gate_stage, gate.rolled_back) == (18, 0, True)
@@ -99,7 +99,7 @@ def test_the_last_score_is_that_of_the_weights_that_are_kept(spoilt, tmp_path):
     config = spoilt(model={"trainable": ["w1", "b1"]}, train={"epochs": 1, "lr": 0.1})
     outcome = train(config, tmp_path / "run", DEVICES)
     steps, evaluations = read_metrics(outcome.folder / METRICS_FILE)
-    (gate,) = read_gates(outcome.folder / METRICS_FILE)
+    (gate,) = read_lines(outcome.folder / METRICS_FILE, GateMetrics)
     assert len(steps) == 6
     assert [e.eval_accuracy for e in evaluations] == [
         gate.gate_trained,

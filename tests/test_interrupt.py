@@ -22,7 +22,8 @@ from training import (
 
 from coordinator.job import prepare
 from coordinator.progress import SilentProgress
-from coordinator.session import Session, Watch
+from coordinator.session import Session
+from coordinator.watch import Watch
 from edgetrain.config import DataConfig, FleetConfig, ModelConfig, PlanConfig, RunConfig
 from edgetrain.errors import DeviceError, DivergedError, FleetError
 from edgetrain.sim.fleet import ProcessFleet, ThreadFleet

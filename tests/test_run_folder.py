@@ -16,15 +16,9 @@ from hypothesis import strategies as st
 
 from coordinator.chart import line_chart
 from coordinator.figures import DeviceRow
+from coordinator.metrics import EvalMetrics, StepMetrics, read_metrics
 from coordinator.report import Report, render
-from coordinator.run_folder import (
-    EvalMetrics,
-    RunFolder,
-    StepMetrics,
-    read_metrics,
-    resolved_toml,
-    without_password,
-)
+from coordinator.run_folder import RunFolder, resolved_toml, without_password
 from edgetrain.config import load
 from edgetrain.errors import ConfigError, DataError, RunError
 

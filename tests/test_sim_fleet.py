@@ -15,7 +15,8 @@ from small_task import blobs, run_table, split_password, two_layers
 from coordinator.figures import Snapshot
 from coordinator.fleet import Fleet, Gone
 from coordinator.progress import SilentProgress
-from coordinator.session import Watch, train
+from coordinator.session import train
+from coordinator.watch import Watch
 from edgetrain.config import parse
 from edgetrain.errors import ConfigError, DeviceError, FleetError, PlanError
 from edgetrain.sim.fleet import ProcessFleet, SimDevice, ThreadFleet

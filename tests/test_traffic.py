@@ -22,7 +22,8 @@ from training import NAMES, Sent, Wire, metrics, on_three, three, train
 
 from coordinator.job import prepare
 from coordinator.progress import SilentProgress
-from coordinator.session import Session, Watch
+from coordinator.session import Session
+from coordinator.watch import Watch
 from edgetrain.config import DataConfig, ModelConfig, RunConfig
 from edgetrain.sim.fleet import ThreadFleet
 from edgetrain.train_config import TrainConfig

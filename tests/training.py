@@ -14,9 +14,11 @@ import onnx
 
 from coordinator.figures import Snapshot
 from coordinator.job import prepare
+from coordinator.metrics import METRICS_FILE
 from coordinator.progress import SilentProgress
-from coordinator.run_folder import METRICS_FILE, MODEL_FILE
-from coordinator.session import Outcome, Session, Watch
+from coordinator.run_folder import MODEL_FILE
+from coordinator.session import Outcome, Session
+from coordinator.watch import Watch
 from edgetrain.compiler.normalise import normalise
 from edgetrain.config import FleetConfig, PinConfig, PlanConfig, RunConfig
 from edgetrain.sim.fleet import SimDevice, ThreadFleet

@@ -61,7 +61,8 @@ class RunningFleet:
             RunError: the run failed.
         """
         from coordinator.progress import SilentProgress
-        from coordinator.session import Watch, train
+        from coordinator.session import train
+        from coordinator.watch import Watch
         from edgetrain.config import RunConfig, parse
 
         if not isinstance(config, RunConfig):

@@ -13,7 +13,8 @@ import pytest
 
 from coordinator.job import prepare
 from coordinator.progress import SilentProgress
-from coordinator.session import Session, Watch
+from coordinator.session import Session
+from coordinator.watch import Watch
 from device_agent.agent import Agent, Equipment
 from edgetrain.compiler.normalise import normalise
 from edgetrain.config import DataConfig, FleetConfig, ModelConfig, RunConfig
