@@ -14,7 +14,7 @@ from edgetrain.compiler.forecast import stash_forecast
 from edgetrain.compiler.program import Program
 from edgetrain.config import RunConfig
 from edgetrain.errors import PlanError
-from edgetrain.plan import Plan, StagePlan
+from edgetrain.plan import HopPlan, Plan, StagePlan
 from edgetrain.planner.partition import Device, Layer, best_order
 from edgetrain.schedules.table import SCHEDULES
 from edgetrain.schedules.validate import Times, simulate
@@ -202,6 +202,7 @@ class Planner:
             [stage.predicted_backward_s for stage in stages],
             [HOP_S] * (len(stages) - 1),
         )
+        hops = tuple(self._hop(cut) for cut in assignment.cuts)
         schedule = SCHEDULES[train.schedule]
         timeline = simulate(schedule, train.microbatch_count, times)
         reason = (
@@ -217,7 +218,12 @@ class Planner:
             timeline.period_s,
             reason,
             self._remarks,
+            hops,
         )
+
+    def _hop(self, cut: Cut) -> HopPlan:
+        seconds = 2 * HOP_S + 2 * cut.nbytes / LINK_BYTES_PER_S
+        return HopPlan(cut.nbytes, cut.nbytes, seconds)
 
     def _cut_layers(self) -> tuple[CutLayer, ...]:
         names = self._config.plan.cuts

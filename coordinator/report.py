@@ -8,6 +8,7 @@ from html import escape
 from typing import Final
 
 from coordinator.chart import Point, line_chart
+from coordinator.comparison import COMPARISON_HEADINGS, Comparison
 from coordinator.figures import WIDE_HEADINGS, DeviceRow, seconds_text, wide_cells
 from coordinator.metrics import EvalMetrics, GateMetrics, MoveMetrics, StepMetrics
 
@@ -39,6 +40,7 @@ class Report:
         config: the resolved run file.
         gates: comparisons of stages with their deployed weights.
         moves: to other plans.
+        comparisons: of the last plan with its steps.
     """
 
     title: str
@@ -49,6 +51,7 @@ class Report:
     config: str
     gates: Sequence[GateMetrics] = ()
     moves: Sequence[MoveMetrics] = ()
+    comparisons: Sequence[Comparison] = ()
 
 
 def render(report: Report) -> str:
@@ -65,6 +68,7 @@ def render(report: Report) -> str:
             _curve([(m.step, m.eval_accuracy) for m in report.evaluations], "accuracy"),
         ),
         ("Devices", _device_table(report.devices)),
+        ("Predicted and measured", _comparison_table(report.comparisons)),
         ("Gradients", _reasons(report.devices) + _gates(report.gates)),
         ("Plan", f"{_moves(report.moves)}<pre>{escape(report.plan)}</pre>"),
         ("Run file", f"<pre>{escape(report.config)}</pre>"),
@@ -102,6 +106,22 @@ def _device_table(rows: Sequence[DeviceRow]) -> str:
         for row in sorted(rows, key=lambda row: row.stage)
     )
     return f'<div class="wide"><table><tr>{head}</tr>\n{body}</table></div>'
+
+
+def _comparison_table(comparisons: Sequence[Comparison]) -> str:
+    """How far the plan was from what happened."""
+    if not comparisons:
+        return "<p>No step was finished.</p>"
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in COMPARISON_HEADINGS)
+    body = "\n".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in comparison.cells)}</tr>"
+        for comparison in comparisons
+    )
+    return (
+        "<p>Times are of a whole step; a hop's are there and back, of all microbatches,"
+        f' waiting behind others included.</p><div class="wide"><table>'
+        f"<tr>{head}</tr>\n{body}</table></div>"
+    )
 
 
 def _reasons(rows: Sequence[DeviceRow]) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from coordinator.comparison import STEP, Comparison, compare
 from coordinator.drive import Drive
 from coordinator.figures import DeviceRow
 from coordinator.fleet import Fleet
@@ -50,6 +51,7 @@ class Outcome:
         interrupted: it was stopped before its end.
         rows: what each device did.
         remarks: what the user should know of model and data.
+        comparisons: what the last plan predicted beside what was measured.
     """
 
     folder: Path
@@ -59,6 +61,12 @@ class Outcome:
     interrupted: bool
     rows: tuple[DeviceRow, ...]
     remarks: tuple[str, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+
+    @property
+    def step(self) -> Comparison | None:
+        """Of a whole step; None if none was done."""
+        return next((c for c in self.comparisons if c.what == STEP), None)
 
 
 class Session:
@@ -121,11 +129,19 @@ class Session:
         finally:
             watch.progress.close()
             rows = tuple(recorder.rows(loop.tally))
-            self._write_report(folder, recorder.plan, rows)
+            comparisons = compare(recorder.plan, loop.tally)
+            self._write_report(folder, recorder.plan, rows, comparisons)
         steps = loop.tally.committed + 1
         remarks = (*recorder.plan.remarks, *self._job.data.remarks, *recorder.remarks)
         return Outcome(
-            folder.path, model, steps, recorder.score, steps < total, rows, remarks
+            folder.path,
+            model,
+            steps,
+            recorder.score,
+            steps < total,
+            rows,
+            remarks,
+            comparisons,
         )
 
     @property
@@ -133,7 +149,11 @@ class Session:
         return self._config.plan.replan and not self._config.plan.cuts
 
     def _write_report(
-        self, folder: RunFolder, plan: Plan, rows: tuple[DeviceRow, ...]
+        self,
+        folder: RunFolder,
+        plan: Plan,
+        rows: tuple[DeviceRow, ...],
+        comparisons: tuple[Comparison, ...],
     ) -> None:
         path = folder.path / METRICS_FILE
         steps, evaluations = read_metrics(path)
@@ -146,6 +166,7 @@ class Session:
             resolved_toml(self._config),
             read_lines(path, GateMetrics),
             read_lines(path, MoveMetrics),
+            comparisons,
         )
         folder.write_report(render(report))
 

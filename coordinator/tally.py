@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -39,6 +40,8 @@ class StageTotals:
     activation_peak_bytes: int = 0
     steps: int = 0
     signal_to_noise: float = 0.0
+    away_s: float = 0.0
+    turnaround_s: float = 0.0
     recent: deque[StepDone] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
 
     def add(self, done: StepDone) -> None:
@@ -51,12 +54,19 @@ class StageTotals:
         self.signal_to_noise = done.signal_to_noise
         peak_bytes = max(self.activation_peak_bytes, done.activation_peak_bytes)
         self.activation_peak_bytes = peak_bytes
+        self.away_s += done.away_s
+        self.turnaround_s += done.turnaround_s
         self.recent.append(done)
 
     @property
     def busy(self) -> float:
         """Share of the time it computed, over all steps."""
         return self.compute_s / self.seconds if self.seconds else 0.0
+
+    @property
+    def step_s(self) -> float | None:
+        """From one update to the next, as lately; None before the first."""
+        return statistics.median(d.seconds for d in self.recent) if self.recent else None
 
     @property
     def recently_busy(self) -> float:
@@ -91,6 +101,16 @@ class Tally:
         signals = tuple(reports[n].signal_to_noise for n in range(len(self.stages)))
         loss = loss_sum / max(1, samples)
         return StepTotal(done.step, loss, samples, sent_bytes, signals)
+
+    def hop_s(self, hop: int) -> float | None:
+        """What the hops between a stage and the next took of a step, there and back.
+
+        None where nothing comes back, or no step was done.
+        """
+        near, far = self.stages[hop], self.stages[hop + 1]
+        if not (near.steps and near.away_s):
+            return None
+        return max(0.0, near.away_s / near.steps - far.turnaround_s / max(1, far.steps))
 
     def restart(self, stages: int) -> None:
         """Count anew, for another plan that goes on after the last committed step."""

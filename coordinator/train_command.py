@@ -52,6 +52,8 @@ class Summary(msgspec.Struct, frozen=True):
     accuracy: float | None
     samples: int
     interrupted: bool
+    predicted_step_s: float | None
+    measured_step_s: float | None
 
 
 def train(config: RunConfig, options: Options) -> int:
@@ -146,7 +148,7 @@ def check_broker(connect: Callable[[], None]) -> None:
 
 
 def summary(outcome: Outcome) -> Summary:
-    score = outcome.score
+    score, step = outcome.score, outcome.step
     return Summary(
         folder=str(outcome.folder),
         model=str(outcome.model),
@@ -155,6 +157,8 @@ def summary(outcome: Outcome) -> Summary:
         accuracy=score.accuracy if score else None,
         samples=score.samples if score else 0,
         interrupted=outcome.interrupted,
+        predicted_step_s=step.predicted if step else None,
+        measured_step_s=step.measured if step else None,
     )
 
 
@@ -163,6 +167,9 @@ def conclude(outcome: Outcome, progress: Progress) -> None:
     progress.closing_table(outcome.rows)
     for remark in outcome.remarks:
         progress.say(f"note: {remark}")
+    if outcome.step is not None:
+        _, predicted, measured, error = outcome.step.cells
+        progress.say(f"a step took {measured}, {predicted} was predicted ({error})")
     done = "stopped after" if outcome.interrupted else "finished"
     progress.say(f"{done} {outcome.steps} steps{_result(outcome)}")
     progress.say(f"trained model: {outcome.model}")

@@ -21,6 +21,7 @@ class StagePlan(msgspec.Struct, frozen=True):
         layers: how many pieces between neighbouring valid cuts it holds.
         parameters: elements of its weights.
         predicted_forward_s, predicted_backward_s: of one microbatch, on its device.
+        predicted_update_s: of a step's update.
         predicted_memory_bytes: while it trains.
         predicted_activation_bytes: likewise, of activations alone.
     """
@@ -36,6 +37,21 @@ class StagePlan(msgspec.Struct, frozen=True):
     predicted_backward_s: float
     predicted_memory_bytes: int
     predicted_activation_bytes: int = 0
+    predicted_update_s: float = 0.0
+
+
+class HopPlan(msgspec.Struct, frozen=True):
+    """The way between two neighbouring stages.
+
+    Attributes:
+        down_bytes, up_bytes: of a microbatch's activations, and of the cotangents that
+            come back.
+        predicted_s: of one microbatch's tensors, there and back together.
+    """
+
+    down_bytes: int
+    up_bytes: int
+    predicted_s: float
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -46,9 +62,10 @@ class Plan(msgspec.Struct, frozen=True):
         schedule: its name.
         microbatches: how many a step has.
         microbatch: samples in each.
-        predicted_step_s: from the first forward to the update of the last stage.
+        predicted_step_s: from one step to the next, as steps overlap.
         reason: why so many stages and this schedule, one sentence.
         remarks: what the user should know of the model, one sentence each.
+        hops: between neighbouring stages, one fewer than those.
     """
 
     model_sha256: str
@@ -59,6 +76,7 @@ class Plan(msgspec.Struct, frozen=True):
     predicted_step_s: float
     reason: str
     remarks: tuple[str, ...] = ()
+    hops: tuple[HopPlan, ...] = ()
 
     def encode(self) -> bytes:
         """As indented JSON."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from edgetrain.errors import WireError
 from edgetrain.manifest import Manifest
 from edgetrain.runtime.estimators.base import Arrays, Tick
+from edgetrain.runtime.hop_clock import HopClock
 from edgetrain.runtime.mailbox import Mailbox, Slot
 from edgetrain.runtime.outbox import Outbox
 from edgetrain.tensors import TensorSpec
@@ -32,14 +33,15 @@ class Exchange:
     a tensor that does not come. Every wait handles the commands that arrive meanwhile.
 
     Attributes:
-        inbox: anyone may put into it.
         sent_bytes: tensors' frames so far, headers included.
+        hops: how long training's tensors are under way.
 
     Args:
         deploy: where the neighbours are.
         manifest: what crosses the cuts.
         outbox: takes what leaves.
         obey: called with each command, on the worker's thread.
+        clock: seconds, monotonic.
     """
 
     def __init__(
@@ -48,9 +50,14 @@ class Exchange:
         manifest: Manifest,
         outbox: Outbox,
         obey: Callable[[Command], None],
+        *,
+        clock: Callable[[], float],
     ) -> None:
-        self.inbox: SimpleQueue[Message | Command] = SimpleQueue()
         self.sent_bytes = 0
+        self.hops = HopClock()
+        self._inbox: SimpleQueue[tuple[float, Message | Command]] = SimpleQueue()
+        self._clock = clock
+        self._arrived_s: dict[Slot, float] = {}
         self._deploy = deploy
         self._manifest = manifest
         self._outbox = outbox
@@ -66,11 +73,15 @@ class Exchange:
             Kind.LABELS: () if manifest.labels is None else (manifest.labels,),
         }
 
+    def give(self, item: Message | Command) -> None:
+        """Hand over what arrived, from any thread."""
+        self._inbox.put((self._clock(), item))
+
     def wait(self) -> None:
         """Take one item from the inbox: file a tensor or obey a command."""
-        item = self.inbox.get()
+        arrived_s, item = self._inbox.get()
         if isinstance(item, Message):
-            self._file(item)
+            self._file(item, arrived_s)
         else:
             self._obey(item)
 
@@ -80,11 +91,23 @@ class Exchange:
         slot = Slot(kind, evaluation, tick.step, tick.microbatch)
         while (arrays := self._mailbox.take(slot, len(specs))) is None:
             self.wait()
+        if specs and not evaluation:
+            self._note(kind, tick, self._arrived_s.pop(slot))
         return {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
+
+    def _note(self, kind: Kind, tick: Tick, arrived_s: float) -> None:
+        if kind is Kind.ACTIVATION:
+            self.hops.arrived(tick, arrived_s)
+        elif kind is Kind.COTANGENT:
+            self.hops.returned(tick, arrived_s)
 
     def advance(self, step: int, *, evaluation: bool = False) -> None:
         """Forget what belongs to earlier steps."""
         self._mailbox.advance(step, evaluation=evaluation)
+        if not evaluation:
+            self.hops.forget(step)
+            for slot in [slot for slot in self._arrived_s if slot.step < step]:
+                del self._arrived_s[slot]
 
     def send_activations(
         self, tick: Tick, values: Arrays, *, evaluation: bool = False
@@ -92,11 +115,14 @@ class Exchange:
         specs = self._manifest.sends if evaluation else self._manifest.downstream
         arrays = [values[spec.name] for spec in specs]
         to = self._manifest.stage + 1
+        if not evaluation:
+            self.hops.left(tick, self._clock())
         self._send(Kind.ACTIVATION, to, tick, arrays, evaluation=evaluation)
 
     def send_cotangents(self, tick: Tick, values: Arrays) -> None:
         slopes = (spec.name for spec in self._manifest.rays.slopes_out)
         arrays = [values[name] for name in (*self._manifest.cotangents_out, *slopes)]
+        self.hops.answered(tick, self._clock())
         self._send(Kind.COTANGENT, self._manifest.stage - 1, tick, arrays)
 
     def send_labels(self, tick: Tick, labels: Array, *, evaluation: bool = False) -> None:
@@ -141,9 +167,12 @@ class Exchange:
             return self._manifest.receives
         return self._arriving.get(kind, ())
 
-    def _file(self, message: Message) -> None:
+    def _file(self, message: Message, arrived_s: float) -> None:
+        a = message.address
         try:
-            self._mailbox.put(message.address, self._checked(message))
+            if self._mailbox.put(a, self._checked(message)) and not a.evaluation:
+                slot = Slot(a.kind, a.evaluation, a.step, a.microbatch)
+                self._arrived_s[slot] = arrived_s
         except WireError as error:
             log.warning("stage %d: tensor dropped: %s", self._deploy.stage, error)
 

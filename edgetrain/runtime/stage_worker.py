@@ -92,7 +92,9 @@ class StageWorker:
         self._ids = (deploy.run, deploy.epoch, deploy.stage)
         self._stage = stage
         self._world = world
-        self._exchange = Exchange(deploy, stage.manifest, world.outbox, self._obey)
+        self._exchange = Exchange(
+            deploy, stage.manifest, world.outbox, self._obey, clock=world.clock
+        )
         stages = stage.manifest.stages
         compute = SCHEDULES[deploy.schedule](deploy.stage, stages, deploy.microbatches)
         self._actions = tuple(lower(compute, stages))
@@ -106,7 +108,7 @@ class StageWorker:
 
     def give(self, item: Message | Command) -> None:
         """Hand over what arrived for this stage, from any thread."""
-        self._exchange.inbox.put(item)
+        self._exchange.give(item)
 
     def run(self) -> None:
         """Train, evaluate and hand out weights as told; returns when released."""
@@ -169,6 +171,7 @@ class StageWorker:
         for action in self._actions:
             self._act(action)
         tally, now = self._tally, self._world.clock()
+        hops = self._exchange.hops.take()
         done = StepDone(
             *self._ids,
             step=self._step,
@@ -181,6 +184,8 @@ class StageWorker:
             memory_peak_bytes=tally.memory_peak_bytes,
             signal_to_noise=self._stage.signal.mean,
             activation_peak_bytes=self._stage.take_activation_peak(),
+            away_s=hops.away_s,
+            turnaround_s=hops.turnaround_s,
         )
         self._world.report(done)
         self._tally = _Tally(now, self._exchange.sent_bytes)

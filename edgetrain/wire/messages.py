@@ -175,6 +175,7 @@ class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
             took at once.
         signal_to_noise: of the estimated gradients, running; 0: there are none.
         activation_peak_bytes: likewise of activations and of what the running graph needs.
+        away_s, turnaround_s: see `HopTimes`.
     """
 
     run: int
@@ -190,6 +191,8 @@ class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
     memory_peak_bytes: int = 0
     signal_to_noise: float = 0.0
     activation_peak_bytes: int = 0
+    away_s: float = 0.0
+    turnaround_s: float = 0.0
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
