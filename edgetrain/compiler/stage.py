@@ -40,6 +40,7 @@ class Recipe:
         blocks: of each stage's device, for a fast path; empty: portable graphs only.
         loss_options: what the loss is told.
         keep: what the forward of an exact stage hands to its backward.
+        keeps: the same, a stage each, where stages differ.
         estimator: how gradients are estimated, where they are.
         estimators: the same, a stage each, where stages differ.
         returns: of each stage, whether it returns cotangents; empty: all do.
@@ -56,6 +57,7 @@ class Recipe:
     blocks: tuple[int, ...] = ()
     loss_options: LossOptions = PLAIN
     keep: Keep = Keep.LEAST
+    keeps: tuple[Keep, ...] = ()
     estimator: EstimatorSpec = DEFAULT
     estimators: tuple[EstimatorSpec, ...] = ()
     returns: tuple[bool, ...] = ()
@@ -153,7 +155,7 @@ def _parts(program: Program, cuts: Sequence[Cut], recipe: Recipe) -> list[Part]:
                 target=goal if last else "",
                 output=output.name,
                 batch_statistics=recipe.batch_statistics and mode in _EXACT,
-                keep=recipe.keep,
+                keep=recipe.keeps[stage] if recipe.keeps else recipe.keep,
                 block=recipe.blocks[stage] if recipe.blocks else 0,
                 estimator=settled(
                     mode,
