@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgetrain.device_profile import DeviceProfile, LinkProfile
 from edgetrain.errors import WireError
 from edgetrain.wire.hello import Hello
 from edgetrain.wire.messages import (
@@ -23,6 +24,7 @@ from edgetrain.wire.messages import (
     decode_report,
     encode,
 )
+from tests.device_profiles import profile
 
 COMMANDS = typing.get_args(Command)
 REPORTS = typing.get_args(Report)
@@ -35,6 +37,7 @@ PLAIN = {
     bytes: st.binary(max_size=8),
     bool: st.booleans(),
     type(None): st.none(),
+    DeviceProfile: st.just(profile(link=LinkProfile(1e-3, 5e7))),
 }
 
 

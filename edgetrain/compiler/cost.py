@@ -1,4 +1,4 @@
-"""How much arithmetic a node does, from its shapes."""
+"""How much arithmetic a node does, and how many bytes it moves, from its shapes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,61 @@ from collections.abc import Mapping
 from typing import Final
 
 from edgetrain.compiler.build import Node
+from edgetrain.op_groups import Amount, OpGroup
 from edgetrain.tensors import TensorSpec
 
 Values = Mapping[str, TensorSpec]
 MOVES_ONLY: Final = frozenset(
     {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Constant", "Shape"}
 )
+_OPERATORS: Final[Mapping[OpGroup, str]] = {
+    OpGroup.DENSE: "MatMul Gemm Einsum",
+    OpGroup.RECURRENT: "LSTM GRU RNN",
+    OpGroup.NORMALIZATION: (
+        "BatchNormalization LayerNormalization InstanceNormalization GroupNormalization"
+        " MeanVarianceNormalization LpNormalization LRN"
+    ),
+    OpGroup.POOLING: (
+        "MaxPool AveragePool LpPool GlobalMaxPool GlobalAveragePool GlobalLpPool MaxUnpool"
+        " ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2"
+        " ReduceSumSquare ReduceLogSum ReduceLogSumExp ArgMax ArgMin TopK CumSum"
+    ),
+    OpGroup.LAYOUT: (
+        "Reshape Flatten Squeeze Unsqueeze Identity Constant Shape"
+        " Transpose Concat Split Slice Gather GatherElements GatherND ScatterElements"
+        " ScatterND Expand Tile Pad DepthToSpace SpaceToDepth Resize Upsample GridSample"
+        " Cast OneHot Compress ReverseSequence Trilu Col2Im Dropout"
+    ),
+    OpGroup.TRANSCENDENTAL: (
+        "Exp Log Erf Tanh Sigmoid Softmax LogSoftmax Gelu Pow Softplus Mish Sin Cos Tan"
+        " Asin Acos Atan Sinh Cosh Asinh Acosh Atanh Elu Selu Celu HardSwish"
+        " SoftmaxCrossEntropyLoss NegativeLogLikelihoodLoss"
+    ),
+}
+_GROUP_OF: Final = {op: group for group, ops in _OPERATORS.items() for op in ops.split()}
+
+
+def op_group(node: Node, values: Values) -> OpGroup:
+    """The rate that fits a node; what is not known counts as elementwise."""
+    if node.op_type not in {"Conv", "ConvTranspose"}:
+        return _GROUP_OF.get(node.op_type, OpGroup.ELEMENTWISE)
+    if node.get("group", 1) > 1:
+        return OpGroup.DEPTHWISE
+    taps = math.prod(values[node.inputs[1]].shape[2:])
+    return OpGroup.POINTWISE if taps == 1 else OpGroup.CONVOLUTION
+
+
+def node_bytes(node: Node, values: Values) -> int:
+    """Bytes of its inputs, weights among them, and outputs; 0 where nothing is moved."""
+    if node.op_type in MOVES_ONLY:
+        return 0
+    names = filter(None, (*dict.fromkeys(node.inputs), *node.outputs))
+    return sum(values[name].nbytes for name in names if name in values)
+
+
+def node_amount(node: Node, values: Values) -> Amount:
+    """Work of one run of the node."""
+    return Amount(node_flop(node, values), node_bytes(node, values), 1)
 
 
 def node_flop(node: Node, values: Values) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from edgetrain.abilities import ABILITIES
+from edgetrain.device_profile import DeviceProfile
 from edgetrain.tensors import TensorSpec
 
 
@@ -34,6 +35,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
         flop_per_s: measured by a short probe.
         block: channels in a block of the engine's own layout; 0: it has none.
         runs: what the engine runs beside plain forwards; of `ABILITIES`.
+        profile: measured before, at the speed the device is held back to; a few kilobytes.
     """
 
     device: str
@@ -48,3 +50,4 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     datasets: tuple[DatasetInfo, ...] = ()
     block: int = 0
     runs: tuple[str, ...] = ABILITIES
+    profile: DeviceProfile | None = None
