@@ -29,6 +29,11 @@ def seconds(amount: Amount, rates: tuple[float, float, float]) -> float:
     return a * amount.flop + b * amount.nbytes + c * amount.nodes
 
 
+def _fixed_s(group: OpGroup) -> float:
+    """An update is no run of the engine."""
+    return 0.0 if group is OpGroup.OPTIMIZER else RUN_S
+
+
 def profile(device: str = "pi", rates: Rates = RATES, **changes: object) -> DeviceProfile:
     """Of a device that takes exactly that long, and twice as long backward."""
     cases = tuple(
@@ -37,7 +42,7 @@ def profile(device: str = "pi", rates: Rates = RATES, **changes: object) -> Devi
             group,
             8,
             *(shape.flop, shape.nbytes, shape.nodes),
-            forward_s=RUN_S + seconds(shape, rate),
+            forward_s=_fixed_s(group) + seconds(shape, rate),
             backward_s=0.0
             if group is OpGroup.OPTIMIZER
             else RUN_S + 2 * seconds(shape, rate),
