@@ -18,6 +18,9 @@ from device_agent.agent import Agent
 from device_agent.config import AgentConfig
 from device_agent.equip import Limits, equip
 from device_agent.name_check import claim_name
+from device_agent.probe_command import Request, default_name, probe
+from device_agent.probe_set import load
+from edgetrain.device_profile import DeviceProfile
 from edgetrain.errors import ConfigError, EdgeTrainError, InputError, TransportError
 from edgetrain.settings import check_device_name
 from edgetrain.transport.address import BrokerAddress
@@ -28,8 +31,9 @@ log = logging.getLogger(__name__)
 
 PROGRAM: Final = "edgetrain-agent"
 PASSWORD_VARIABLE: Final = "EDGETRAIN_BROKER_PASSWORD"  # noqa: S105  not the password
-# Options of `run` that are keys of an agent file of the same name.
+# Options that are keys of an agent file of the same name.
 _TEXT_KEYS: Final = ("broker", "name", "namespace", "memory", "gradient")
+_PATH_KEYS: Final = ("password_file", "profile")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = _parser().parse_args(given)
         if options.command == "probe":
-            _probe(as_json=options.json)
+            _probe(options)
         else:
             _run(options)
     except KeyboardInterrupt:
@@ -88,23 +92,45 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     _add_run_options(run)
-    probe = commands.add_parser("probe", help="show what this device can do")
-    probe.add_argument("--json", action="store_true", help="as one JSON object")
-    for command in (run, probe):
+    measuring = commands.add_parser(
+        "probe",
+        help="measure what this device can do",
+        description="Measure this device, in well under a minute: the engine's best"
+        " threads, every kind of operator forward and backward and, with a broker, the"
+        " way to it.",
+        allow_abbrev=False,
+    )
+    _add_probe_options(measuring)
+    for command in (run, measuring):
         command.add_argument(
             "--debug", action="store_true", help="show where an error came from"
         )
     return parser
 
 
-def _add_run_options(run: argparse.ArgumentParser) -> None:
-    add = run.add_argument
+def _add_shared_options(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
     add("file", nargs="?", type=Path, metavar="AGENT.toml", help="settings of this device")
     add("--broker", metavar="URL", help="mqtt://user@host:1883, or mqtts:// for TLS")
     add("--name", help="this device's name, its own on that broker")
     add("--namespace", help="first word of all topics (edgetrain)")
-    add("--threads", type=int, metavar="N", help="of the inference engine (1)")
+    add("--threads", type=int, metavar="N", help="of the inference engine")
     add("--memory", metavar="SIZE", help="to lend, such as 512MB (half of what is free)")
+    add("--password-file", type=Path, metavar="FILE", help="holds the broker password")
+
+
+def _add_probe_options(command: argparse.ArgumentParser) -> None:
+    _add_shared_options(command)
+    add = command.add_argument
+    add("--out", type=Path, metavar="FILE", help="write the profile, for `run --profile`")
+    add("--json", action="store_true", help="as one JSON object")
+    add("--quick", action="store_true", help="only what an agent without profile tells")
+
+
+def _add_run_options(run: argparse.ArgumentParser) -> None:
+    _add_shared_options(run)
+    add = run.add_argument
+    add("--profile", type=Path, metavar="FILE", help="written by `probe --out` here")
     add(
         "--gradient",
         metavar="MODE",
@@ -118,7 +144,6 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
         metavar="NAME=TRAIN[,EVAL]",
         help="samples that stay on this device; may be repeated",
     )
-    add("--password-file", type=Path, metavar="FILE", help="holds the broker password")
     add(
         "--speed",
         type=float,
@@ -129,46 +154,52 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     add("--verbose", action="store_true", help="log more")
 
 
-def _probe(*, as_json: bool) -> None:
-    hello = equip("probe", Limits()).hello
-    facts = {
-        "engine": hello.engine,
-        "providers": list(hello.providers),
-        "cores": hello.cores,
-        "memory_bytes": hello.memory_bytes,
-        "flop_per_s": round(hello.flop_per_s),
-        "runs": list(hello.runs),
-        "version": hello.version,
-    }
-    if as_json:
-        sys.stdout.write(msgspec.json.encode(facts).decode() + "\n")
-        return
-    sys.stdout.write(
-        f"engine     {hello.engine} ({', '.join(hello.providers)})\n"
-        f"runs       {', '.join(hello.runs) or 'plain inference'} graphs\n"
-        f"cores      {hello.cores}\n"
-        f"memory     {hello.memory_bytes / 1e6:.0f} MB to lend\n"
-        f"speed      {hello.flop_per_s / 1e9:.2f} Gflop/s on one thread\n"
-        f"edgetrain  {hello.version}\n"
+def _probe(options: argparse.Namespace) -> None:
+    """Measure; without a file and a broker under the host's name and without the link."""
+    config = None
+    if options.file is not None or options.broker is not None:
+        if options.file is None and options.name is None:
+            options.name = default_name()
+        config = agent_config.load(options.file, _overrides(options))
+        _claim(config)
+    request = Request(
+        name=config.name if config else options.name or default_name(),
+        threads=config.threads if config else options.threads,
+        memory=config.memory if config else options.memory,
+        transport=_transport(config) if config else None,
+        out=options.out,
+        as_json=options.json,
+        quick=options.quick,
     )
+    probe(request, load())
 
 
 def _run(options: argparse.Namespace) -> None:
     config = agent_config.load(options.file, _overrides(options))
     _log_to_stderr(config.name, verbose=options.verbose)
     limits = Limits(
-        config.threads, config.memory_bytes, config.gradient, options.speed, config.runs
+        config.threads,
+        config.memory_bytes,
+        config.gradient,
+        options.speed,
+        config.runs,
+        DeviceProfile.load(config.profile) if config.profile else None,
     )
     equipment = equip(config.name, limits, config.datasets)
     agent = Agent(_transport(config), equipment)
-    try:
-        claim_name(_transport(config))
-    except TransportError as error:
-        raise ConfigError(str(error)) from error
+    _claim(config)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: agent.stop())
     agent.run()
     log.info("stopped")
+
+
+def _claim(config: AgentConfig) -> None:
+    """Refuse a name that is taken, and a broker that is not there."""
+    try:
+        claim_name(_transport(config))
+    except TransportError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _transport(config: AgentConfig) -> MqttTransport:
@@ -181,10 +212,11 @@ def _transport(config: AgentConfig) -> MqttTransport:
 
 def _overrides(options: argparse.Namespace) -> list[str]:
     """The options as assignments over the agent file; texts in quotes, as they stand."""
-    given = {key: getattr(options, key) for key in _TEXT_KEYS}
-    if options.password_file is not None:
-        given["password_file"] = str(options.password_file.absolute())
-    for text in options.dataset:
+    given = {key: getattr(options, key, None) for key in _TEXT_KEYS}
+    for key in _PATH_KEYS:
+        if (path := getattr(options, key, None)) is not None:
+            given[key] = str(path.absolute())
+    for text in getattr(options, "dataset", ()):
         given |= _dataset(text)
     assignments = [
         f"{key}={msgspec.json.encode(value).decode()}"
@@ -193,8 +225,8 @@ def _overrides(options: argparse.Namespace) -> list[str]:
     ]
     if options.threads is not None:
         assignments.append(f"threads={options.threads}")
-    if options.runs is not None:
-        words = [word for word in options.runs.split(",") if word]
+    if (text := getattr(options, "runs", None)) is not None:
+        words = [word for word in text.split(",") if word]
         assignments.append(f"runs={msgspec.json.encode(words).decode()}")
     return assignments
 

@@ -37,31 +37,34 @@ class AgentConfig(Section, frozen=True):
         broker: ``mqtt://[user@]host[:port]`` or ``mqtts://...``.
         name: this device's, unique in its namespace.
         namespace: first word of all topics.
-        threads: for the inference engine.
+        threads: for the inference engine; None: as the profile found best, 1 without one.
         memory: that a stage may take: bytes, text such as ``"512 MB"``, or ``"auto"``:
             what is free.
         gradient: ``"auto"`` offers all that the probe finds possible; a mode, only that.
         runs: what the engine may be given beside plain forwards: of ``"backward"``,
             ``"jvp"`` and ``"weights"``; the probe may find it runs fewer.
         datasets: by the name a run file asks for.
+        profile: a file that `edgetrain-agent probe --out` wrote on this device.
         password_file: holds the broker password on its first line.
     """
 
     broker: str
     name: str
     namespace: str = "edgetrain"
-    threads: int = 1
+    threads: int | None = None
     memory: int | str = AUTO
     gradient: str = AUTO
     runs: tuple[str, ...] = ABILITIES
     datasets: dict[str, DatasetConfig] = msgspec.field(default_factory=dict)
+    profile: Path | None = None
     password_file: Path | None = None
 
     def __post_init__(self) -> None:
         check_broker_url("broker", self.broker)
         check_device_name("name", self.name)
         check_device_name("namespace", self.namespace)
-        require(self.threads > 0, f"threads = {self.threads}: must be 1 or more")
+        if self.threads is not None:
+            require(self.threads > 0, f"threads = {self.threads}: must be 1 or more")
         choose("gradient", self.gradient, GRADIENTS)
         for word in self.runs:
             choose("runs", word, ABILITIES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from device_agent.config import DatasetConfig
 from device_agent.data import open_datasets
 from device_agent.probe import cores, flop_per_s, free_memory_bytes
 from edgetrain.abilities import ABILITIES
+from edgetrain.device_profile import DeviceProfile
 from edgetrain.errors import ConfigError
 from edgetrain.runtime.engines.abilities import abilities
 from edgetrain.runtime.engines.base import Engine
@@ -20,24 +22,28 @@ from edgetrain.sim.device import NarrowedEngine, SlowedEngine
 from edgetrain.train_config import AUTO
 from edgetrain.wire.hello import Hello
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What a device lends to training.
 
     Attributes:
-        threads: for the inference engine.
+        threads: for the inference engine; None: as the profile found best, 1 without one.
         memory_bytes: for its stages; None: half of what is free now.
         gradient: the one mode it accepts, or ``"auto"``.
         speed: share of its own speed that it is held back to, in 0 ... 1.
         runs: of `ABILITIES`, those it is held back to.
+        profile: what was measured of it at its full speed.
     """
 
-    threads: int = 1
+    threads: int | None = None
     memory_bytes: int | None = None
     gradient: str = AUTO
     speed: float = 1.0
     runs: tuple[str, ...] = ABILITIES
+    profile: DeviceProfile | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.speed <= 1:
@@ -53,7 +59,7 @@ def equip(
         DataError: a data set's file is missing or malformed.
     """
     loaded = open_datasets(datasets or {})
-    plain = OnnxRuntimeEngine(threads=limits.threads)
+    plain = _engine(limits)
     engine: Engine = plain if limits.speed == 1 else SlowedEngine(plain, limits.speed)
     if set(limits.runs) != set(ABILITIES):
         engine = NarrowedEngine(engine, limits.runs)
@@ -70,5 +76,32 @@ def equip(
         datasets=tuple(dataset.info for dataset in loaded.values()),
         block=plain.block,
         runs=abilities(engine),
+        profile=_announced(limits, plain),
     )
     return Equipment(hello, engine, loaded)
+
+
+def _engine(limits: Limits) -> OnnxRuntimeEngine:
+    profile = limits.profile
+    threads = limits.threads or (profile.threads if profile else 1)
+    spinning = profile is not None and profile.spinning and threads == profile.threads
+    return OnnxRuntimeEngine(threads=threads, spinning=spinning)
+
+
+def _announced(limits: Limits, engine: OnnxRuntimeEngine) -> DeviceProfile | None:
+    """The profile at the speed the device is held back to, if it is of this device."""
+    profile = limits.profile
+    if profile is None:
+        return None
+    here = (f"{engine.name} {engine.version}", cores(), engine.block, engine.threads)
+    there = (profile.engine, profile.cores, profile.block, profile.threads)
+    if here != there:
+        log.warning(
+            "the profile was measured with %s, %d cores, blocks of %d and %d threads; here"
+            " are %s, %d, %d and %d: it is not announced, so the plan goes by a short test."
+            " Measure again with `edgetrain-agent probe --out FILE`",
+            *there,
+            *here,
+        )
+        return None
+    return profile.slowed(limits.speed)

@@ -80,6 +80,13 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         (("run", "--broker", NO_BROKER, "--name", "a", "--password-file", "no"), "no"),
         (("run", "--broker", NO_BROKER, "--name", "a"), f"no broker at {NO_BROKER}"),
         (("run", "no.toml"), "no.toml: cannot be read"),
+        (("run", "--broker", NO_BROKER, "--name", "a", "--profile", "no.json"), "no.json"),
+        (("probe", "--threads", "0"), "1 or more"),
+        (("probe", "--name", "a b"), "'a b' cannot be a device's"),
+        (("probe", "--memory", "much"), "not a size"),
+        (("probe", "--out", "none/x.json"), "no file can be written"),
+        (("probe", "no.toml"), "no.toml: cannot be read"),
+        (("probe", "--broker", NO_BROKER), f"no broker at {NO_BROKER}"),
         (("run", "--nope"), "--nope"),
     ],
 )
@@ -103,11 +110,11 @@ def test_debug_lets_the_error_through():
 
 
 def test_probe_prints_what_a_plan_needs(capsys):
-    assert main(["probe", "--json"]) == 0
+    assert main(["probe", "--quick", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["memory_bytes"] > 0
     assert facts["flop_per_s"] > 0
-    assert main(["probe"]) == 0
+    assert main(["probe", "--quick"]) == 0
     assert facts["engine"] in capsys.readouterr().out
 
 

@@ -61,17 +61,22 @@ class OnnxRuntimeEngine:
     """The stock inference runtime, tuned for one stage a process.
 
     Its defaults, all cores and spinning threads, are two to four times slower where several
-    processes share a machine; one thread and no spinning is ours.
+    processes share a machine; one thread and no spinning is ours, unless a device's profile
+    says what is better there.
 
     Args:
         threads: for one operator.
+        spinning: threads burn time while they wait for each other, to answer sooner.
         providers: execution providers, most wanted first; the CPU is the last resort.
     """
 
     name = "onnxruntime"
 
-    def __init__(self, *, threads: int = 1, providers: Sequence[str] = ()) -> None:
-        self._threads = threads
+    def __init__(
+        self, *, threads: int = 1, spinning: bool = False, providers: Sequence[str] = ()
+    ) -> None:
+        self.threads = threads
+        self.spinning = spinning
         offered = ort.get_available_providers()
         self.providers = tuple(p for p in (*providers, CPU) if p in offered)
 
@@ -108,7 +113,7 @@ class OnnxRuntimeEngine:
 
     def _options(self) -> ort.SessionOptions:
         options = ort.SessionOptions()
-        options.intra_op_num_threads = self._threads
+        options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 4
         # Both trade memory for time that they do not save here: reuse keeps a buffer for
@@ -117,7 +122,8 @@ class OnnxRuntimeEngine:
         options.enable_mem_reuse = False
         options.enable_mem_pattern = False
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        spins = "1" if self.spinning else "0"
+        options.add_session_config_entry("session.intra_op.allow_spinning", spins)
         return options
 
     def _session(self, graph: bytes, options: ort.SessionOptions) -> ort.InferenceSession:
