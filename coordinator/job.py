@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
-import msgspec
 import onnx
 
 from coordinator.activation_ranges import known_ranges
 from coordinator.calibration import calibrate, is_fresh
 from coordinator.data import RunData, fit_run_data, label_spec, load_samples, read_run_data
+from coordinator.settling import settle_microbatches, settle_trainable
 from coordinator.weights import Weights, merged
 from edgetrain.bundle import Bundle
 from edgetrain.compiler.build import Node
@@ -29,13 +30,26 @@ from edgetrain.compiler.tensor_train import TensorTrain, dense
 from edgetrain.compiler.trainable import select_trainable
 from edgetrain.compiler.values import value_table
 from edgetrain.config import ModelConfig, RunConfig
-from edgetrain.errors import ConfigError, GraphError
+from edgetrain.errors import GraphError
 from edgetrain.estimator_spec import EstimatorSpec
 from edgetrain.losses import with_mean_weight
 from edgetrain.manifest import CARRYING, Mode
 from edgetrain.sample_check import LabelSpec
 from edgetrain.samples import Samples
-from edgetrain.train_config import AUTO, TrainConfig
+from edgetrain.train_config import AUTO
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """How stages are compiled, an entry a stage, as in `Recipe`; empty: as usual."""
+
+    blocks: tuple[int, ...] = ()
+    estimators: tuple[EstimatorSpec, ...] = ()
+    returns: tuple[bool, ...] = ()
+    keeps: tuple[Keep, ...] = ()
+
+
+_USUAL: Final = Means()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +57,8 @@ class Job:
     """What is to be trained, on what.
 
     Attributes:
-        config: what was asked, its microbatches settled.
+        asked: as the run file says.
+        config: the same, its microbatches settled.
         original: the user's file, as it was read.
         file_program: the file's model, normalised for the run's microbatch.
         program: the same as it is trained, some of its weights perhaps compressed.
@@ -57,6 +72,7 @@ class Job:
         source: samples of the task that the model was trained on.
     """
 
+    asked: RunConfig
     config: RunConfig
     original: onnx.ModelProto
     file_program: Program
@@ -74,11 +90,9 @@ class Job:
         self,
         cuts: tuple[Cut, ...],
         modes: tuple[Mode, ...],
-        blocks: tuple[int, ...] = (),
-        estimators: tuple[EstimatorSpec, ...] = (),
-        returns: tuple[bool, ...] = (),
+        means: Means = _USUAL,
     ) -> list[Bundle]:
-        """One bundle a stage; all but `cuts` as in `Recipe`."""
+        """One bundle a stage; `cuts` and `modes` as in `Recipe`."""
         model = self.config.model
         labels = self.data.train.labels if self.data.train is not None else None
         recipe = Recipe(
@@ -89,11 +103,12 @@ class Job:
             batch_statistics=self.config.train.batchnorm == "train",
             output=model.output or "",
             model_sha256=self.sha256,
-            blocks=blocks,
+            blocks=means.blocks,
             keep=keep_of(self.config),
+            keeps=means.keeps,
             estimator=self.config.estimator,
-            estimators=estimators,
-            returns=returns,
+            estimators=means.estimators,
+            returns=means.returns,
             seed=self.config.train.seed,
             ranges=self.ranges,
         )
@@ -116,7 +131,7 @@ class Job:
 
 def keep_of(config: RunConfig) -> Keep:
     """What the run's stages stash."""
-    return Keep.INPUTS if config.plan.recompute else Keep.LEAST
+    return Keep.INPUTS if config.plan.recompute is True else Keep.LEAST
 
 
 def prepare(config: RunConfig) -> Job:
@@ -136,16 +151,18 @@ def prepare(config: RunConfig) -> Job:
         shapes=shapes,
         fixed=config.model.fixed,
         tie=config.model.tie,
-        own_batch=config.train.microbatches is None,
+        own_batch=not isinstance(config.train.microbatches, int),
     )
-    config, file_program = _settle_microbatches(config, file_program)
-    choice, file_program = _settle_trainable(config, file_program)
+    asked = config
+    config, file_program = settle_microbatches(config, file_program)
+    choice, file_program = settle_trainable(config, file_program)
     (program, trains), trainable = _trained_form(file_program, choice, config.train.seed)
     labels = labels_for(config.model, program)
     data = fit_run_data(data, program.inputs, labels, batch_size=config.train.batch_size)
     program = _with_statistics(program, config, data)
     source = config.model.source
     job = Job(
+        asked,
         config,
         original,
         file_program,
@@ -191,59 +208,6 @@ def _compile_early(job: Job) -> None:
         job.compile((), (Mode(common),))
     elif job.config.gradients <= {AUTO, Mode.VJP, Mode.FROZEN}:
         job.compile((), (Mode.VJP,))
-
-
-def _settle_microbatches(config: RunConfig, program: Program) -> tuple[RunConfig, Program]:
-    """Write the number of microbatches down, with a remark if it is the model's choice.
-
-    Raises:
-        ConfigError: the batch is no multiple of the one that the model fixes.
-    """
-    train, own = config.train, program.batch
-    count, rest = divmod(train.batch_size, own)
-    if rest:
-        near = f"{count * own} or {(count + 1) * own}" if count else f"{own}"
-        raise ConfigError(
-            f"[train] batch_size = {train.batch_size} is no multiple of {own}, the batch"
-            f" size that the model fixes and cannot do without: set it to {near}, or export"
-            " the model with a dynamic batch axis"
-        )
-    if own != train.microbatch:
-        remark = _own_batch_remark(train, program, count)
-        program = replace(program, remarks=(remark, *program.remarks))
-    settled = msgspec.structs.replace(train, microbatches=count)
-    return msgspec.structs.replace(config, train=settled), program
-
-
-def _own_batch_remark(train: TrainConfig, program: Program, count: int) -> str:
-    own = program.batch
-    remark = (
-        f"The model fixes its batch size at {own}: each batch of {train.batch_size} is"
-        f" trained in microbatches of {own}, {count} a step, their gradients averaged."
-    )
-    if program.states and train.batchnorm == "train":
-        remark += (
-            f" BatchNormalization sees {own} sample{'s' if own > 1 else ''} at a time;"
-            " [train] batchnorm = 'frozen' takes the file's statistics."
-        )
-    return remark
-
-
-def _settle_trainable(
-    config: RunConfig, program: Program
-) -> tuple[str | tuple[str, ...], Program]:
-    """Which weights train where the run leaves it open, with a remark if it is not all."""
-    choice, mode = config.model.trainable, config.train.common_gradient
-    if choice is not None:
-        return choice, program
-    if mode not in CARRYING:
-        return "all", program
-    remark = (
-        f"[model] trainable is left out and all stages train by {mode!r}, which is the"
-        " noisier the more is trained: the last two linear layers train, and what follows"
-        " them. trainable = 'all' trains everything."
-    )
-    return "last:2", replace(program, remarks=(remark, *program.remarks))
 
 
 def _trained_form(

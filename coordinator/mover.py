@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from coordinator.assignment import Assignment
 from coordinator.metrics import MoveMetrics
 from coordinator.pipeline_loop import PipelineLoop
-from coordinator.planning import Assignment, Planner
+from coordinator.planning import Planner
 from coordinator.rollout import Deployed, Draft, Rollout, Supply
 from coordinator.tally import Tally
 from edgetrain.errors import DeviceError, EdgeTrainError
@@ -138,7 +139,7 @@ class Mover:
         ]
         course.planner.observe(present, seconds)
         better = course.planner.assign()
-        if (better.layers, better.devices) == (present.layers, present.devices):
+        if better.placed == present.placed:
             return None
         stayed_s, moved_s = course.planner.step_s(present), course.planner.step_s(better)
         gain_s = stayed_s - moved_s

@@ -2,56 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
-from coordinator.gradients import BACKWARD_TO_FORWARD, Chooser, Gradients
+from coordinator.assignment import Assignment
+from coordinator.gradients import Chooser
 from coordinator.job import keep_of
-from edgetrain.compiler.cut import Cut, CutFinder
+from coordinator.network import link_of
+from coordinator.plan_problem import PlanTask
+from coordinator.prediction import PredictedHop, Prediction, predict
+from coordinator.stage_costs import StageCosts, StageTimes
+from edgetrain.compiler.cut import CutFinder
 from edgetrain.compiler.cut import Layer as CutLayer
+from edgetrain.compiler.features import layer_features
 from edgetrain.compiler.forecast import stash_forecast
 from edgetrain.compiler.program import Program
+from edgetrain.compiler.stash import Keep
 from edgetrain.config import RunConfig
 from edgetrain.errors import PlanError
-from edgetrain.plan import HopPlan, Plan, StagePlan
-from edgetrain.planner.partition import Device, Layer, best_order
-from edgetrain.schedules.table import SCHEDULES
-from edgetrain.schedules.validate import Times, simulate
+from edgetrain.planner.exact import ExactSolver
+from edgetrain.planner.placement import Placement
+from edgetrain.planner.problem import RECOMPUTE, Problem
+from edgetrain.planner.search import Optimum, optimise
+from edgetrain.train_config import AUTO
 from edgetrain.wire.hello import Hello
 from edgetrain.wire.messages import Ready
 
-# Until links are measured: what one hop over a broker on the same machine carries.
-LINK_BYTES_PER_S: Final = 50e6
-HOP_S: Final = 1e-3
-# Weights, an earlier commit, gradient, scratch, and up to two optimizer states.
-BUFFERS: Final = 6
-WORTHWHILE: Final = 0.8  # of the present bottleneck, before a stage is moved
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """Stages in pipeline order.
-
-    Attributes:
-        devices: their names.
-        cuts: between them.
-        gradients: how each obtains its gradients.
-        layers: planner's layers in each.
-        bottleneck_s: predicted for one microbatch on the slowest stage.
-        blocks: of each device's own layout.
-    """
-
-    devices: tuple[str, ...]
-    cuts: tuple[Cut, ...]
-    gradients: Gradients
-    layers: tuple[range, ...]
-    bottleneck_s: float
-    blocks: tuple[int, ...]
+WORTHWHILE: Final = 0.85  # of the present plan's step, before a stage is moved
+CANDIDATES: Final = 4  # placements that are played out, of those the search found best
+ALIKE: Final = 1.01  # schedules this close are alike; the one that stashes least is taken
+MOST_MICROBATCHES: Final = 64
 
 
 class Planner:
-    """Plans one run.
+    """Plans one run, and learns from it.
 
     Args:
         config: what was asked.
@@ -70,160 +55,180 @@ class Planner:
         pretrained: Callable[[], bool],
     ) -> None:
         self._config = config
-        self._remarks = program.remarks
+        self.remarks = program.remarks
         self._finder = CutFinder(program, trainable)
-        self._hellos = _chosen(config, devices)
+        self._hellos = _candidates(config, devices)
         self._chooser = Chooser(config, program, trainable, self._hellos, pretrained)
         self._layers = self._cut_layers()
-        self._stash_bytes = stash_forecast(
+        nodes = self._finder.nodes
+        stash_bytes = stash_forecast(
             program,
             trainable,
-            [self._finder.nodes[layer.start : layer.stop] for layer in self._layers],
+            [nodes[layer.start : layer.stop] for layer in self._layers],
             keep_of(config),
             batch_statistics=config.train.batchnorm == "train",
         )
-        self._speeds = {n: hello.flop_per_s for n, hello in self._hellos.items()}
+        slowdowns = {name: self._chooser.slowdown(name) for name in self._hellos}
+        self._costs = StageCosts(
+            layer_features(program, trainable, nodes, self._layers),
+            self._hellos,
+            slowdowns,
+            config.train,
+        )
+        self._task = PlanTask(
+            config=config,
+            layers=self._layers,
+            stash_bytes=stash_bytes,
+            input_bytes=sum(spec.nbytes for spec in program.inputs),
+            microbatch=program.batch,
+            costs=self._costs,
+            devices=self._hellos,
+            links={n: link_of(hello, config.fleet) for n, hello in self._hellos.items()},
+            exact=all(factor == 1.0 for factor in slowdowns.values()),
+        )
+
+    @property
+    def microbatch(self) -> int:
+        """Samples, as the model was prepared for."""
+        return self._task.microbatch
 
     @property
     def microbatches(self) -> int:
-        """Of a step."""
-        return self._config.train.microbatch_count
+        """Of a step, likewise."""
+        return self._config.train.batch_size // self.microbatch
 
     def assign(self) -> Assignment:
-        """Choose cuts and places with what is known of the devices so far.
+        """Choose cuts, places and schedule with what is known of the devices so far.
 
         Raises:
             PlanError: more stages than cuts, not enough memory, or a pin or mode that
                 cannot be kept.
         """
-        config = self._config
-        layers = [
-            self._priced(layer, stash_bytes)
-            for layer, stash_bytes in zip(self._layers, self._stash_bytes, strict=True)
-        ]
-        devices = [self._device(name) for name in self._hellos]
-        if len(layers) < len(devices):
-            raise PlanError(
-                f"{len(devices)} stages are asked for, but this model has only"
-                f" {len(layers) - 1} valid cuts, enough for {len(layers)} stages: set"
-                " [plan] stages or [fleet] devices lower"
-            )
-        schedule = SCHEDULES[config.train.schedule]
-        stages = len(devices)
-        in_flight = [
-            schedule.stash_peak(stage, stages, config.train.microbatch_count)
-            for stage in range(stages)
-        ]
-        first = config.plan.pin.first or config.data.device
-        placement = best_order(layers, devices, first, config.plan.pin.last, in_flight)
-        names = tuple(device.name for device in placement.devices)
-        cuts = tuple(self._layers[s.stop - 1].output for s in placement.stages[:-1])
-        return Assignment(
-            names,
-            cuts,
-            self._chooser.choose(names, cuts),
-            placement.stages,
-            placement.bottleneck_s,
-            tuple(self._hellos[name].block for name in names),
-        )
+        asked = self._config.train.schedule
+        # from the least stash to the most
+        schedules = ("1f1b", "1f1b-eager", "gpipe") if asked == AUTO else (asked,)
+        best: Assignment | None = None
+        failure: PlanError | None = None
+        for schedule in schedules:
+            try:
+                found = self._best(schedule)
+            except PlanError as error:
+                failure = failure or error
+                continue
+            if best is None or found.step_s * ALIKE < best.step_s:
+                best = found
+        if best is None:
+            raise failure or PlanError("no schedule to plan for")
+        return best
+
+    def best_microbatches(self) -> int:
+        """How many microbatches make the shortest step, of all equal parts of a batch.
+
+        Times at other sizes than the prepared one are scaled, not compiled.
+
+        Raises:
+            PlanError: as `assign`.
+        """
+        batch = self._config.train.batch_size
+        most = min(batch, MOST_MICROBATCHES)
+        counts = [count for count in range(1, most + 1) if batch % count == 0]
+        asked = self._config.train.schedule
+        schedule = "1f1b" if asked == AUTO else asked
+        times: dict[int, float] = {}
+        failure: PlanError | None = None
+        for count in counts:
+            try:
+                times[count] = _solved(self._task.problem(schedule, count)).best.time_s
+            except PlanError as error:
+                failure = error
+        if not times:
+            raise failure or PlanError("no microbatch to plan for")
+        return min(times, key=lambda count: (times[count], count))
 
     def improve(self, present: Assignment, measured: Sequence[Ready]) -> Assignment | None:
-        """Plan again with each device's measured speed.
+        """Plan again with what the devices measured when they loaded their stages.
 
         Returns:
             A better assignment, or None when moving is not worth it.
         """
+        self.observe(present, [ready.forward_s + ready.backward_s for ready in measured])
         if self._config.plan.cuts:
             return None
-        self.observe(present, [ready.forward_s + ready.backward_s for ready in measured])
-        slowest_s = max(ready.forward_s + ready.backward_s for ready in measured)
         better = self.assign()
-        if better.bottleneck_s < WORTHWHILE * slowest_s and (
-            better.layers != present.layers or better.devices != present.devices
-        ):
-            return better
-        return None
+        if better.placed == present.placed:
+            return None
+        return better if better.step_s < WORTHWHILE * self.step_s(present) else None
 
     def observe(self, present: Assignment, seconds: Sequence[float]) -> None:
         """Learn from what a microbatch took each stage, forward and backward together."""
-        for name, stage, taken_s in zip(
-            present.devices, present.layers, seconds, strict=True
-        ):
-            self._speeds[name] = self._flop(stage) / max(taken_s, 1e-6)
+        stages = zip(present.devices, present.layers, seconds, strict=True)
+        for name, layers, taken_s in stages:
+            self._costs.learn(name, layers, taken_s)
 
     def step_s(self, assignment: Assignment) -> float:
         """What a step would take by what is known of the devices so far."""
-        seconds = [
-            self._flop(stage) / self._speeds[name]
-            for name, stage in zip(assignment.devices, assignment.layers, strict=True)
-        ]
-        forward = 1 / (1 + BACKWARD_TO_FORWARD)
-        times = Times(
-            [s * forward for s in seconds],
-            [s * (1 - forward) for s in seconds],
-            [HOP_S] * (len(seconds) - 1),
-        )
-        schedule = SCHEDULES[self._config.train.schedule]
-        return simulate(schedule, self.microbatches, times).period_s
+        return self.predict(assignment).step_s
 
-    def _flop(self, stage: range) -> float:
-        flop = sum(self._layers[i].flop for i in stage) * (1 + BACKWARD_TO_FORWARD)
-        return max(flop, 1.0)
+    def predict(
+        self, assignment: Assignment, times: Sequence[StageTimes] = ()
+    ) -> Prediction:
+        """Play a plan out.
 
-    def plan(
-        self, assignment: Assignment, measured: Sequence[Ready], model_sha256: str
-    ) -> Plan:
-        """The plan as it is written down, with the devices' own measurements."""
-        train = self._config.train
-        stages = []
-        for stage, name in enumerate(assignment.devices):
-            layers = [self._layers[i] for i in assignment.layers[stage]]
-            ready = measured[stage]
-            crossing = (
-                assignment.cuts[stage].crossing if stage < len(assignment.cuts) else ()
-            )
-            stages.append(
-                StagePlan(
-                    stage=stage,
-                    device=name,
-                    cut=tuple(spec.name for spec in crossing),
-                    mode=assignment.gradients.modes[stage].value,
-                    reason=assignment.gradients.reasons[stage],
-                    layers=len(layers),
-                    parameters=sum(layer.weight_elements for layer in layers),
-                    predicted_forward_s=ready.forward_s,
-                    predicted_backward_s=ready.backward_s,
-                    predicted_memory_bytes=ready.memory_bytes,
-                    predicted_activation_bytes=ready.activation_bytes,
-                )
-            )
-        times = Times(
-            [stage.predicted_forward_s for stage in stages],
-            [stage.predicted_backward_s for stage in stages],
-            [HOP_S] * (len(stages) - 1),
-        )
-        hops = tuple(self._hop(cut) for cut in assignment.cuts)
-        schedule = SCHEDULES[train.schedule]
-        timeline = simulate(schedule, train.microbatch_count, times)
-        reason = (
-            f"{len(stages)} stages for {len(stages)} devices, cut where the slowest stage,"
-            f" as measured, is fastest; {train.schedule} as asked"
-        )
-        return Plan(
-            model_sha256,
-            train.schedule,
-            train.microbatch_count,
-            train.microbatch,
-            tuple(stages),
-            timeline.period_s,
-            reason,
-            self._remarks,
-            hops,
-        )
+        Args:
+            assignment: the plan.
+            times: of its stages; empty: as they are known so far.
+        """
+        if not times:
+            stages = zip(assignment.devices, assignment.layers, strict=True)
+            times = [self._costs.stage(name, layers) for name, layers in stages]
+        hops = [PredictedHop(cut.nbytes, cut.nbytes) for cut in assignment.cuts]
+        links = [self._task.links[name] for name in assignment.devices]
+        return predict(assignment, times, hops, links)
 
-    def _hop(self, cut: Cut) -> HopPlan:
-        seconds = 2 * HOP_S + 2 * cut.nbytes / LINK_BYTES_PER_S
-        return HopPlan(cut.nbytes, cut.nbytes, seconds)
+    def weights_of(self, layers: range) -> int:
+        """Elements of the weights in a stage."""
+        return sum(self._layers[index].weight_elements for index in layers)
+
+    def _best(self, schedule: str) -> Assignment:
+        """The best of the placements that the search offers, played out."""
+        problem = self._task.problem(schedule, self.microbatches)
+        plan = _solved(problem)
+        options = list(self._assignments(problem, plan))
+        best = min(options, key=lambda option: option.step_s)
+        return replace(best, gap=plan.gap)
+
+    def _assignments(self, problem: Problem, plan: Optimum) -> Iterator[Assignment]:
+        failure: PlanError | None = None
+        found = 0
+        for placement in plan.pareto[:CANDIDATES]:
+            try:
+                yield self._assignment(problem, placement)
+                found += 1
+            except PlanError as error:  # a mode that cannot be where it came to be
+                failure = failure or error
+        if not found:
+            raise failure or PlanError("the search found no placement")
+
+    def _assignment(self, problem: Problem, placement: Placement) -> Assignment:
+        names = placement.devices
+        layers = tuple(stage.layers for stage in placement.stages)
+        cuts = tuple(self._layers[stage.stop - 1].output for stage in layers[:-1])
+        recompute = [stage.option == RECOMPUTE for stage in placement.stages]
+        plain = keep_of(self._config)
+        assignment = Assignment(
+            devices=names,
+            cuts=cuts,
+            layers=layers,
+            gradients=self._chooser.choose(names, cuts),
+            keeps=tuple(Keep.INPUTS if again else plain for again in recompute),
+            blocks=tuple(self._hellos[name].block for name in names),
+            schedule=problem.schedule,
+            microbatches=problem.microbatches,
+            memory_bytes=tuple(stage.memory_bytes for stage in placement.stages),
+            step_s=placement.time_s,
+            bound_by=placement.bound_by,
+        )
+        return replace(assignment, step_s=self.step_s(assignment))
 
     def _cut_layers(self) -> tuple[CutLayer, ...]:
         names = self._config.plan.cuts
@@ -237,38 +242,26 @@ class Planner:
         end = replace(self._finder.layers()[-1].output)
         return self._finder.between([*cuts, end])
 
-    def _priced(self, layer: CutLayer, stash_bytes: int) -> Layer:
-        """Times at one flop a second: a device's speed is then its flop a second."""
-        return Layer(
-            forward_s=float(max(layer.flop, 1)),
-            backward_s=BACKWARD_TO_FORWARD * max(layer.flop, 1),
-            memory_bytes=4 * BUFFERS * layer.weight_elements,
-            output_bytes=layer.output.nbytes,
-            stash_bytes=stash_bytes,
-        )
 
-    def _device(self, name: str) -> Device:
-        hello = self._hellos[name]
-        speed = self._speeds[name] / self._chooser.slowdown(name)
-        return Device(name, speed, hello.memory_bytes, LINK_BYTES_PER_S)
+def _solved(problem: Problem) -> Optimum:
+    optimum = optimise(ExactSolver(problem), 1e9)
+    if optimum is None:
+        raise PlanError("nothing fits")
+    return optimum
 
 
-def _chosen(config: RunConfig, devices: Mapping[str, Hello]) -> dict[str, Hello]:
-    """The devices that get a stage: those named or pinned, then the fastest."""
-    wanted = config.plan.stages
-    if not isinstance(wanted, int):
-        wanted = len(config.plan.cuts) + 1 if config.plan.cuts else config.fleet.count
+def _candidates(config: RunConfig, devices: Mapping[str, Hello]) -> dict[str, Hello]:
+    """The devices that may get a stage: those named, or all there are."""
     pin = config.plan.pin
-    needed = [n for n in (pin.first, pin.last, config.data.device) if n]
-    for name in needed:
-        if name not in devices:
+    for name in (pin.first, pin.last, config.data.device):
+        if name and name not in devices:
             there = ", ".join(devices)
             raise PlanError(f"device {name!r} must have a stage but is not there: {there}")
-    candidates = config.fleet.names or tuple(devices)
-    ranked = sorted(candidates, key=lambda n: (n not in needed, -devices[n].flop_per_s, n))
-    if wanted > len(ranked):
+    names = config.fleet.names or tuple(devices)
+    stages = len(config.plan.cuts) + 1 if config.plan.cuts else config.plan.stages
+    if isinstance(stages, int) and stages > len(names):
         raise PlanError(
-            f"{wanted} stages need {wanted} devices, there are {len(ranked)}:"
-            f" {', '.join(ranked)}. Start more agents or set [plan] stages lower"
+            f"{stages} stages need {stages} devices, there are {len(names)}:"
+            f" {', '.join(names)}. Start more agents or set [plan] stages lower"
         )
-    return {name: devices[name] for name in sorted(ranked[:wanted])}
+    return {name: devices[name] for name in sorted(names)}

@@ -9,15 +9,17 @@ from typing import Final
 
 import msgspec
 
+from coordinator.assignment import Assignment
 from coordinator.deploy import Deployment, deploy, heads_of
 from coordinator.feed import Ends, Feed
 from coordinator.fleet import Fleet
 from coordinator.heads import ship
-from coordinator.job import Job
+from coordinator.job import Job, Means
 from coordinator.optimizer import optimizer_spec
 from coordinator.pipeline_loop import Pipeline
-from coordinator.planning import Assignment, Planner
+from coordinator.planning import Planner
 from coordinator.pretrained import is_pretrained
+from coordinator.written_plan import written
 from edgetrain.bundle import Bundle
 from edgetrain.errors import DataError, PlanError, TransportError
 from edgetrain.manifest import Manifest
@@ -179,13 +181,10 @@ class Rollout:
     def draft(self, assignment: Assignment) -> Draft:
         """Compile a plan; touches nothing else, so it may run beside the training."""
         gradients = assignment.gradients
-        bundles = self._job.compile(
-            assignment.cuts,
-            gradients.modes,
-            assignment.blocks,
-            gradients.estimators,
-            gradients.returns,
+        means = Means(
+            assignment.blocks, gradients.estimators, gradients.returns, assignment.keeps
         )
+        bundles = self._job.compile(assignment.cuts, gradients.modes, means)
         bundles, remarks = ship(bundles, self._job.source, self._job.config.train.seed)
         return Draft(assignment, bundles, remarks)
 
@@ -213,8 +212,8 @@ class Rollout:
             run=self._run,
             epoch=epoch,
             devices=assignment.devices,
-            schedule=train.schedule,
-            microbatches=train.microbatch_count,
+            schedule=assignment.schedule,
+            microbatches=assignment.microbatches,
             optimizer=optimizer_spec(train, total_steps),
             seed=train.seed,
             local=supply.local,
@@ -228,7 +227,8 @@ class Rollout:
 
     def plan(self, planner: Planner, deployed: Deployed) -> Plan:
         """The plan in force, as it is written down."""
-        plan = planner.plan(deployed.assignment, deployed.ready, self._job.sha256)
+        sha256 = self._job.sha256
+        plan = written(planner, deployed.assignment, sha256, deployed.ready)
         remarks = (*plan.remarks, *deployed.draft.remarks)
         return msgspec.structs.replace(plan, remarks=remarks)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,12 +30,14 @@ from coordinator.report import Report, render
 from coordinator.rollout import Deployed, Rollout
 from coordinator.run_folder import RunFolder, resolved_toml
 from coordinator.score import Score
+from coordinator.settle import for_fleet
 from coordinator.watch import Watch
 from edgetrain.config import RunConfig
 from edgetrain.plan import Plan
 from edgetrain.runtime.fallback import gated
 from edgetrain.runtime.outbox import Outbox
 from edgetrain.transport.base import Transport
+from edgetrain.wire.hello import Hello
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +83,6 @@ class Session:
 
     def __init__(self, job: Job, transport: Transport, watch: Watch) -> None:
         self._job = job
-        self._config = job.config
         self._fleet = Fleet(transport)
         self._watch = watch
         self._outbox = Outbox(transport, lambda _: None)
@@ -93,26 +95,38 @@ class Session:
             InputError: the plan cannot be made.
             RunError: the run failed; the folder keeps the last weights that were good.
         """
-        wanted = self._config.fleet
-        clock = self._watch.clock
-        rollout = Rollout(self._job, self._fleet, self._outbox, self._run, clock=clock)
+        wanted = self._job.config.fleet
         try:
             self._fleet.open()
             devices = self._fleet.wait(wanted.names, wanted.count, wanted.wait_s)
-            supply = rollout.supply(devices)
-            total = self._config.train.total_steps(supply.order.steps_per_epoch)
-            planner = rollout.planner(devices, supply)
-            deployed = rollout.begin(planner, supply, total)
-            course = Course(rollout, planner, supply, total, clock)
-            stem = self._config.model.path.stem
-            now = datetime.now().astimezone()
-            with closing(RunFolder.create(out, stem=stem, now=now)) as folder:
-                folder.write_config(self._config)
-                return self._drive(folder, course, deployed)
+            self._job = for_fleet(self._job, devices)
+            rollout = self._rollout()
+            try:
+                return self._run_on(rollout, devices, out)
+            finally:
+                rollout.release()
         finally:
-            rollout.release()
             self._outbox.close()
             self._fleet.close()
+
+    def _rollout(self) -> Rollout:
+        clock = self._watch.clock
+        return Rollout(self._job, self._fleet, self._outbox, self._run, clock=clock)
+
+    def _run_on(
+        self, rollout: Rollout, devices: Mapping[str, Hello], out: Path | None
+    ) -> Outcome:
+        config = self._job.config
+        supply = rollout.supply(devices)
+        total = config.train.total_steps(supply.order.steps_per_epoch)
+        planner = rollout.planner(devices, supply)
+        deployed = rollout.begin(planner, supply, total)
+        course = Course(rollout, planner, supply, total, self._watch.clock)
+        now = datetime.now().astimezone()
+        folder = RunFolder.create(out, stem=config.model.path.stem, now=now)
+        with closing(folder):
+            folder.write_config(config)
+            return self._drive(folder, course, deployed)
 
     def _drive(self, folder: RunFolder, course: Course, deployed: Deployed) -> Outcome:
         """The loop itself, and what is written whichever way it ends."""
@@ -146,7 +160,7 @@ class Session:
 
     @property
     def _may_move(self) -> bool:
-        return self._config.plan.replan and not self._config.plan.cuts
+        return self._job.config.plan.replan and not self._job.config.plan.cuts
 
     def _write_report(
         self,
@@ -163,7 +177,7 @@ class Session:
             evaluations,
             rows,
             plan.encode().decode(),
-            resolved_toml(self._config),
+            resolved_toml(self._job.config),
             read_lines(path, GateMetrics),
             read_lines(path, MoveMetrics),
             comparisons,

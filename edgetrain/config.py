@@ -32,6 +32,7 @@ from edgetrain.simulated_device import SimulatedDevice
 from edgetrain.train_config import AUTO, USUAL_LR, TrainConfig
 
 EMBEDDED: Final = "embedded"
+ALL: Final = "all"
 
 
 class ModelConfig(Section, frozen=True):
@@ -113,11 +114,13 @@ class PlanConfig(Section, frozen=True):
     """``[plan]``.
 
     Attributes:
-        stages: how many, or ``"auto"``: one a device, or one more than `cuts`.
+        stages: how many; ``"auto"``: as many as make the shortest step, or one more than
+            `cuts`; ``"all"``: one a device.
         cuts: in order, each a tensor's name, or the names of all tensors that cross it.
         pin: fixed places.
-        recompute: whether an exact stage keeps only what it received and runs its forward
-            again in its backward: the least memory, for about one more forward a step.
+        recompute: whether exact stages keep only what they received and run their forward
+            again in their backward: the least memory, for about one more forward a step;
+            ``"auto"``: those that would not fit otherwise.
         replan: whether stages may move in mid-run, when devices have become slower or
             faster and it pays; only where all stages are exact, and `cuts` is left out.
     """
@@ -125,14 +128,14 @@ class PlanConfig(Section, frozen=True):
     stages: int | str = AUTO
     cuts: tuple[str | tuple[str, ...], ...] = ()
     pin: PinConfig = PinConfig()
-    recompute: bool = False
+    recompute: bool | Literal["auto"] = "auto"
     replan: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.stages, str):
             require(
-                self.stages == AUTO,
-                f"[plan] stages = {self.stages!r}: write a number or 'auto'",
+                self.stages in (AUTO, ALL),
+                f"[plan] stages = {self.stages!r}: write a number, 'auto' or 'all'",
             )
             return
         require(self.stages > 0, f"[plan] stages = {self.stages}: must be 1 or more")

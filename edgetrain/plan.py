@@ -22,6 +22,7 @@ class StagePlan(msgspec.Struct, frozen=True):
         parameters: elements of its weights.
         predicted_forward_s, predicted_backward_s: of one microbatch, on its device.
         predicted_update_s: of a step's update.
+        stash: what its forward keeps for its backward.
         predicted_memory_bytes: while it trains.
         predicted_activation_bytes: likewise, of activations alone.
     """
@@ -38,6 +39,7 @@ class StagePlan(msgspec.Struct, frozen=True):
     predicted_memory_bytes: int
     predicted_activation_bytes: int = 0
     predicted_update_s: float = 0.0
+    stash: str = ""
 
 
 class HopPlan(msgspec.Struct, frozen=True):
@@ -66,6 +68,9 @@ class Plan(msgspec.Struct, frozen=True):
         reason: why so many stages and this schedule, one sentence.
         remarks: what the user should know of the model, one sentence each.
         hops: between neighbouring stages, one fewer than those.
+        left_out: devices that got no stage, and why.
+        gap: by which part of its time another plan might beat this one, by the cost model;
+            0: none does.
     """
 
     model_sha256: str
@@ -77,6 +82,8 @@ class Plan(msgspec.Struct, frozen=True):
     reason: str
     remarks: tuple[str, ...] = ()
     hops: tuple[HopPlan, ...] = ()
+    left_out: dict[str, str] = {}
+    gap: float = 0.0
 
     def encode(self) -> bytes:
         """As indented JSON."""

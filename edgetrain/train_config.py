@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Final, Literal
 
 from edgetrain.settings import Section, choose, require
 
@@ -28,12 +28,14 @@ class TrainConfig(Section, frozen=True):
         epochs, steps: where the run ends; with both, at whichever comes first.
         batch_size: samples a step.
         microbatches: equal parts of a batch; None: as `microbatch_count`, or as many as a
-            model needs that runs at one batch size only.
+            model needs that runs at one batch size only; ``"auto"``: as many as make the
+            shortest step.
         warmup_steps: over which the rate first rises to `lr`.
         lr_step, lr_gamma: with lr_schedule ``"step"``, the rate is multiplied by lr_gamma
             after every lr_step steps; 0: after each third of the run.
         clip_norm: largest norm of the whole gradient; 0 does not clip.
-        schedule: one of `SCHEDULES`.
+        schedule: one of `SCHEDULES`, or ``"auto"``: the one with the shortest step; all
+            give the same weights.
         gradient: one of `GRADIENTS` for all stages, a list with one per stage, or a table
             with one per device name.
         eval_every: steps between evaluations; 0: one after each epoch.
@@ -43,7 +45,7 @@ class TrainConfig(Section, frozen=True):
     epochs: int | None = None
     steps: int | None = None
     batch_size: int = 32
-    microbatches: int | None = None
+    microbatches: int | Literal["auto"] | None = None
     optimizer: str = "sgd"
     lr: float = USUAL_LR["sgd"]
     momentum: float = 0.9
@@ -57,7 +59,7 @@ class TrainConfig(Section, frozen=True):
     warmup_steps: int = 0
     lr_step: int = 0
     lr_gamma: float = 0.1
-    schedule: str = "1f1b-eager"
+    schedule: str = AUTO
     gradient: str | tuple[str, ...] | dict[str, str] = AUTO
     shuffle: bool = True
     seed: int = 0
@@ -71,8 +73,13 @@ class TrainConfig(Section, frozen=True):
 
     @property
     def microbatch_count(self) -> int:
-        """Microbatches a step: as asked, else four, or fewer to have equal parts."""
-        return self.microbatches or math.gcd(self.batch_size, USUAL_MICROBATCHES)
+        """Microbatches a step: as asked, else four, or fewer to have equal parts.
+
+        With ``"auto"``, what a run begins to plan with.
+        """
+        if isinstance(self.microbatches, int):
+            return self.microbatches
+        return math.gcd(self.batch_size, USUAL_MICROBATCHES)
 
     @property
     def microbatch(self) -> int:
@@ -112,7 +119,7 @@ class TrainConfig(Section, frozen=True):
     def _check_words(self) -> None:
         choose("[train] optimizer", self.optimizer, OPTIMIZERS)
         choose("[train] lr_schedule", self.lr_schedule, LR_SCHEDULES)
-        choose("[train] schedule", self.schedule, SCHEDULES)
+        choose("[train] schedule", self.schedule, (AUTO, *SCHEDULES))
         choose("[train] batchnorm", self.batchnorm, BATCHNORMS)
         if isinstance(self.gradient, str):
             choose("[train] gradient", self.gradient, GRADIENTS)
@@ -128,7 +135,8 @@ class TrainConfig(Section, frozen=True):
         for key in ("epochs", "steps", "batch_size", "microbatches"):
             value = getattr(self, key)
             require(
-                value is None or value > 0, f"[train] {key} = {value}: must be 1 or more"
+                not isinstance(value, int) or value > 0,
+                f"[train] {key} = {value}: must be 1 or more",
             )
         for key in ("warmup_steps", "lr_step", "eval_every", "seed"):
             value = getattr(self, key)

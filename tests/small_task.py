@@ -87,6 +87,7 @@ def run_table() -> dict[str, Any]:
         "model": {"path": "m.onnx"},
         "data": {"train": "train.npz", "eval": "eval.npz"},
         "train": {"epochs": 6, "batch_size": 32, "optimizer": "adam", "lr": 0.03},
+        "plan": {"stages": "all"},
     }
 
 

@@ -65,7 +65,7 @@ class Runs:
             ModelConfig(folder / "model.onnx", trainable=trainable),
             DataConfig(folder / "data.npz"),
             TrainConfig(**(plain | {"lr": 0.05} | options)),
-            PlanConfig(cuts=cuts),
+            PlanConfig(cuts=cuts, stages="auto" if cuts else "all"),
             FleetConfig(devices=NAMES[:stages], step_timeout_s=20.0),
         )
         transport = MemoryTransport(self._hub, COORDINATOR)

@@ -50,7 +50,7 @@ def test_the_fixture_trains_on_threads_and_on_processes(edgetrain_fleet, task, m
 
 def test_threads_and_processes_reach_the_same_weights(edgetrain_fleet, task):
     devices = [SimDevice("a"), SimDevice("b")]
-    task["plan"] = {"pin": {"first": "a"}}
+    task["plan"]["pin"] = {"first": "a"}
     files = [edgetrain_fleet(devices, memory=m).train(task).model for m in (True, False)]
     assert files[0].read_bytes() == files[1].read_bytes()
 

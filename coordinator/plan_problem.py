@@ -1,0 +1,110 @@
+"""A run as a task for the planner: its layers and devices, in bytes and seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from coordinator.network import HOP_OVERHEAD_S, DeviceLink
+from coordinator.stage_costs import StageCosts, optimizer_states
+from edgetrain.compiler.cut import Layer as CutLayer
+from edgetrain.config import ALL, RunConfig
+from edgetrain.errors import PlanError
+from edgetrain.planner.problem import PLAIN, RECOMPUTE, Device, Layer, Problem
+from edgetrain.train_config import AUTO
+from edgetrain.wire.hello import Hello
+
+COMMITS: Final = 2  # copies of all weights that a stage keeps
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTask:
+    """What a run's plans have in common.
+
+    Attributes:
+        config: what was asked.
+        layers: of the model, as prepared.
+        stash_bytes: of each.
+        input_bytes: of the model's inputs.
+        microbatch: samples, as the model was prepared for; sizes and times of others are
+            scaled.
+        costs: of the layers on the devices.
+        devices, links: that may take part.
+        exact: whether all of them can give exact gradients.
+    """
+
+    config: RunConfig
+    layers: Sequence[CutLayer]
+    stash_bytes: Sequence[int]
+    input_bytes: int
+    microbatch: int
+    costs: StageCosts
+    devices: Mapping[str, Hello]
+    links: Mapping[str, DeviceLink]
+    exact: bool
+
+    def problem(self, schedule: str, microbatches: int) -> Problem:
+        """The task under a schedule, with a batch in so many parts.
+
+        Raises:
+            PlanError: more stages are asked for than there are cuts.
+        """
+        config, pin = self.config, self.config.plan.pin
+        microbatch = config.train.batch_size // microbatches
+        scale = microbatch / self.microbatch
+        recompute = config.plan.recompute == AUTO and self.exact
+        return Problem(
+            layers=tuple(self._layer(index, scale) for index in range(len(self.layers))),
+            devices=tuple(self._device(name, scale) for name in self.devices),
+            objective="training",
+            topology="broker",
+            microbatches=microbatches,
+            schedule=schedule,
+            samples=microbatch,
+            pin_first=pin.first or config.data.device,
+            pin_last=pin.last,
+            stages=self._stages(),
+            options=(PLAIN, RECOMPUTE) if recompute else (PLAIN,),
+            hop_overhead_s=HOP_OVERHEAD_S,
+            input_bytes=scale * self.input_bytes,
+        )
+
+    def _stages(self) -> int | None:
+        """How many stages are asked for; None: as many as is best."""
+        plan = self.config.plan
+        if plan.cuts:
+            return len(self.layers)
+        wanted = len(self.devices) if plan.stages == ALL else plan.stages
+        if not isinstance(wanted, int):
+            return None
+        if wanted > len(self.layers):
+            raise PlanError(
+                f"{wanted} stages are asked for, but this model has only"
+                f" {len(self.layers) - 1} valid cuts, enough for {len(self.layers)}"
+                " stages: set [plan] stages or [fleet] devices lower"
+            )
+        return wanted
+
+    def _layer(self, index: int, scale: float) -> Layer:
+        layer = self.layers[index]
+        states = optimizer_states(self.config.train)
+        trained = (2 + states) * self.costs.trainable_elements(index)
+        return Layer(
+            name=layer.output.name,
+            memory_bytes=4 * (COMMITS * layer.weight_elements + trained),
+            output_bytes=scale * layer.output.nbytes,
+            stash_bytes=scale * self.stash_bytes[index],
+        )
+
+    def _device(self, name: str, scale: float) -> Device:
+        forward_s, backward_s = self.costs.layers(name, scale)
+        link = self.links[name]
+        return Device(
+            name,
+            forward_s,
+            backward_s,
+            self.devices[name].memory_bytes,
+            link.bytes_per_s,
+            link.latency_s,
+        )
