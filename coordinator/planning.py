@@ -259,7 +259,8 @@ def _candidates(config: RunConfig, devices: Mapping[str, Hello]) -> dict[str, He
             raise PlanError(f"device {name!r} must have a stage but is not there: {there}")
     names = config.fleet.names or tuple(devices)
     stages = len(config.plan.cuts) + 1 if config.plan.cuts else config.plan.stages
-    if isinstance(stages, int) and stages > len(names):
+    both_ends = pin.last is not None and pin.last == (pin.first or config.data.device)
+    if isinstance(stages, int) and stages > len(names) + both_ends:
         raise PlanError(
             f"{stages} stages need {stages} devices, there are {len(names)}:"
             f" {', '.join(names)}. Start more agents or set [plan] stages lower"

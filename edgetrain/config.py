@@ -246,11 +246,6 @@ class RunConfig(Section, frozen=True):
                 len(gradient) == stages,
                 f"[train] gradient lists {len(gradient)} modes, [plan] stages is {stages}",
             )
-        require(
-            1 in (stages, self.fleet.count) or pin.first is None or pin.first != pin.last,
-            f"[plan] pin puts the first and the last stage on {pin.first!r}, but there are"
-            f" {self.fleet.count} devices and each has one stage",
-        )
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:

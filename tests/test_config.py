@@ -185,7 +185,6 @@ def test_a_wrong_value_is_named_with_file_and_key(tmp_path, option, words):
         (['fleet.devices=["a", "b"]', "train.gradient.c=vjp"], "gradient.c"),
         (['fleet.devices=["a"]', 'fleet.simulate=[{name="b"}]'], "lacks the simulated b"),
         (["fleet.devices=1", 'fleet.simulate=[{name="a"},{name="b"}]'], "fewer"),
-        (["fleet.devices=2", "plan.pin.first=a", "plan.pin.last=a"], "each has one stage"),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused(tmp_path, options, word):

@@ -1,0 +1,108 @@
+"""`edgetrain plan RUN.toml`: what a run would do, before it does it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from coordinator.expected_fleet import simulated_devices
+from coordinator.figures import bytes_text, count_text, seconds_text
+from coordinator.fleet import Fleet
+from coordinator.job import Job, prepare
+from coordinator.planning import Planner
+from coordinator.pretrained import is_pretrained
+from coordinator.settle import for_fleet
+from coordinator.tables import Column, print_table
+from coordinator.train_command import coordinator_transport
+from coordinator.written_plan import written
+from edgetrain.config import EMBEDDED, RunConfig
+from edgetrain.plan import Plan, StagePlan
+from edgetrain.wire.hello import Hello
+
+_COLUMNS = (
+    Column("stage", numeric=True),
+    Column("device"),
+    Column("gradient"),
+    Column("layers", numeric=True),
+    Column("weights", numeric=True),
+    Column("forward", numeric=True),
+    Column("backward", numeric=True),
+    Column("memory", numeric=True),
+    Column("sends on, a microbatch"),
+)
+
+
+def plan_run(config: RunConfig, password: str | None) -> Plan:
+    """Plan a run without running it.
+
+    Devices on a broker are asked what they can do; where the run starts a broker of its
+    own, its simulated devices are taken as this machine and the run file describe them.
+
+    Args:
+        config: the run.
+        password: of the broker, where its URL has none.
+
+    Raises:
+        InputError: model, data or fleet do not do, or no plan satisfies the request.
+        FleetError: a device is not there.
+    """
+    job = prepare(config)
+    devices = _devices(config, password)
+    job = for_fleet(job, devices)
+    planner = planner_of(job, devices)
+    return written(planner, planner.assign(), job.sha256)
+
+
+def planner_of(job: Job, devices: Mapping[str, Hello]) -> Planner:
+    """The planner of a run on these devices."""
+    return Planner(
+        job.config, job.program, job.trainable, devices, lambda: is_pretrained(job)
+    )
+
+
+def show_run(plan: Plan) -> None:
+    """Write a plan for people."""
+    hops = [*plan.hops, None]
+    rows = []
+    for stage, hop in zip(plan.stages, hops, strict=True):
+        crossing = f"{', '.join(stage.cut)}: {bytes_text(hop.down_bytes)}" if hop else "-"
+        rows.append((*_cells(stage), crossing))
+    print_table(_COLUMNS, rows)
+    batch = plan.microbatches * plan.microbatch
+    rate = batch / plan.predicted_step_s if plan.predicted_step_s else 0.0
+    print(
+        f"{batch} samples a step in {plan.microbatches} microbatches:"
+        f" {seconds_text(plan.predicted_step_s)} a step, {count_text(rate)} samples/s"
+    )
+    print(plan.reason)
+    for stage in plan.stages:
+        print(f"stage {stage.stage}: {stage.mode}; {stage.reason}")
+    for name, reason in plan.left_out.items():
+        print(f"{name} gets no stage: {reason}")
+    for remark in plan.remarks:
+        print(f"note: {remark}")
+
+
+def _devices(config: RunConfig, password: str | None) -> Mapping[str, Hello]:
+    fleet = config.fleet
+    if fleet.broker == EMBEDDED:
+        return simulated_devices(config)
+    found = Fleet(coordinator_transport(fleet.broker, fleet.namespace, password))
+    try:
+        found.open()
+        return found.wait(fleet.names, fleet.count, fleet.wait_s)
+    finally:
+        found.close()
+
+
+def _cells(stage: StagePlan) -> tuple[str, ...]:
+    again = " (recomputed)" if stage.stash == "inputs" else ""
+    return (
+        str(stage.stage),
+        stage.device,
+        f"{stage.mode}{again}",
+        str(stage.layers),
+        count_text(stage.parameters),
+        seconds_text(stage.predicted_forward_s),
+        seconds_text(stage.predicted_backward_s),
+        bytes_text(stage.predicted_memory_bytes),
+    )
