@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 from typing import Final, NamedTuple
 
 from edgetrain.config import EMBEDDED, FleetConfig
+from edgetrain.planner.timeline_case import NETWORKS, Network
+from edgetrain.wire.frame import DEFAULT_CHUNK_BYTES
 from edgetrain.wire.hello import Hello
 
 
@@ -15,11 +19,8 @@ class DeviceLink(NamedTuple):
     latency_s: float
 
 
-# Over a broker on the same machine a tensor of n bytes takes 0.6 to 1.2 ms + n / 400 MB/s,
-# as measured; of an unknown network no more is assumed than 100 Mbit/s.
-LOCAL: Final = DeviceLink(400e6, 0.3e-3)
-UNKNOWN: Final = DeviceLink(12.5e6, 1e-3)
-HOP_OVERHEAD_S: Final = 0.3e-3  # framing, publishing, handing over
+LOCAL: Final = DeviceLink(math.inf, 0.0)  # what the broker itself takes is `Network`'s
+UNKNOWN: Final = DeviceLink(12.5e6, 1e-3)  # no more than 100 Mbit/s is assumed
 
 
 def link_of(hello: Hello, fleet: FleetConfig) -> DeviceLink:
@@ -30,3 +31,16 @@ def link_of(hello: Hello, fleet: FleetConfig) -> DeviceLink:
     simulated = {device.name for device in fleet.simulate}
     here = fleet.broker == EMBEDDED or hello.device in simulated
     return LOCAL if here else UNKNOWN
+
+
+def network_of(fleet: FleetConfig) -> Network:
+    """What a message takes beside links: of the broker that the run has."""
+    own = fleet.broker == EMBEDDED and shutil.which("mosquitto") is None
+    network = NETWORKS["iotcore" if own else "mosquitto"]
+    return Network(
+        network.topology,
+        chunk_bytes=DEFAULT_CHUNK_BYTES,
+        hop_s=network.hop_s,
+        hop_s_per_byte=network.hop_s_per_byte,
+        op_s=network.op_s,
+    )

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from coordinator.network import HOP_OVERHEAD_S, DeviceLink
+from coordinator.network import DeviceLink
 from coordinator.stage_costs import StageCosts, optimizer_states
 from edgetrain.compiler.cut import Layer as CutLayer
 from edgetrain.config import ALL, RunConfig
 from edgetrain.errors import PlanError
 from edgetrain.planner.problem import PLAIN, RECOMPUTE, Device, Layer, Problem
+from edgetrain.planner.timeline_case import Network
 from edgetrain.train_config import AUTO
 from edgetrain.wire.hello import Hello
 
@@ -32,6 +33,7 @@ class PlanTask:
         costs: of the layers on the devices.
         devices, links: that may take part.
         exact: whether all of them can give exact gradients.
+        network: what messages take beside their links.
     """
 
     config: RunConfig
@@ -43,6 +45,7 @@ class PlanTask:
     devices: Mapping[str, Hello]
     links: Mapping[str, DeviceLink]
     exact: bool
+    network: Network
 
     def problem(self, schedule: str, microbatches: int) -> Problem:
         """The task under a schedule, with a batch in so many parts.
@@ -66,7 +69,7 @@ class PlanTask:
             pin_last=pin.last,
             stages=self._stages(),
             options=(PLAIN, RECOMPUTE) if recompute else (PLAIN,),
-            hop_overhead_s=HOP_OVERHEAD_S,
+            hop_overhead_s=self.network.hop_s + self.network.op_s,
             input_bytes=scale * self.input_bytes,
         )
 
@@ -105,6 +108,6 @@ class PlanTask:
             forward_s,
             backward_s,
             self.devices[name].memory_bytes,
-            link.bytes_per_s,
+            1 / (self.network.hop_s_per_byte + 1 / link.bytes_per_s),
             link.latency_s,
         )

@@ -9,9 +9,9 @@ from typing import Final
 from coordinator.assignment import Assignment
 from coordinator.gradients import Chooser
 from coordinator.job import keep_of
-from coordinator.network import link_of
+from coordinator.network import link_of, network_of
 from coordinator.plan_problem import PlanTask
-from coordinator.prediction import PredictedHop, Prediction, predict
+from coordinator.prediction import Prediction, Surrounds, predict
 from coordinator.stage_costs import StageCosts, StageTimes
 from edgetrain.compiler.cut import CutFinder
 from edgetrain.compiler.cut import Layer as CutLayer
@@ -33,6 +33,7 @@ WORTHWHILE: Final = 0.85  # of the present plan's step, before a stage is moved
 CANDIDATES: Final = 4  # placements that are played out, of those the search found best
 ALIKE: Final = 1.01  # schedules this close are alike; the one that stashes least is taken
 MOST_MICROBATCHES: Final = 64
+LABEL_BYTES: Final = 8  # of a sample
 
 
 class Planner:
@@ -85,6 +86,13 @@ class Planner:
             devices=self._hellos,
             links={n: link_of(hello, config.fleet) for n, hello in self._hellos.items()},
             exact=all(factor == 1.0 for factor in slowdowns.values()),
+            network=network_of(config.fleet),
+        )
+        self._around = Surrounds(
+            self._task.network,
+            "first" if config.data.device else "coordinator",
+            input_bytes=self._task.input_bytes,
+            label_bytes=LABEL_BYTES * program.batch,
         )
 
     @property
@@ -181,9 +189,8 @@ class Planner:
         if not times:
             stages = zip(assignment.devices, assignment.layers, strict=True)
             times = [self._costs.stage(name, layers) for name, layers in stages]
-        hops = [PredictedHop(cut.nbytes, cut.nbytes) for cut in assignment.cuts]
         links = [self._task.links[name] for name in assignment.devices]
-        return predict(assignment, times, hops, links)
+        return predict(assignment, times, links, self._around)
 
     def weights_of(self, layers: range) -> int:
         """Elements of the weights in a stage."""

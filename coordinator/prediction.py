@@ -6,70 +6,126 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.assignment import Assignment
-from coordinator.network import HOP_OVERHEAD_S, DeviceLink
+from coordinator.network import DeviceLink
 from coordinator.stage_costs import StageTimes
-from edgetrain.schedules.table import SCHEDULES
-from edgetrain.schedules.validate import Times, simulate
+from edgetrain.manifest import DECOUPLED
+from edgetrain.planner.timeline import Timeline, play
+from edgetrain.planner.timeline_case import Case, DataOn, Network, TimedDevice, TimedStage
+
+
+@dataclass(frozen=True, slots=True)
+class Surrounds:
+    """What a run's plans are played out in.
+
+    Attributes:
+        network: between the devices.
+        data_on: who has the samples.
+        input_bytes, label_bytes: of one microbatch.
+    """
+
+    network: Network
+    data_on: DataOn
+    input_bytes: float
+    label_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedHop:
-    """What crosses a cut: bytes of a microbatch, down and back up."""
+    """What crosses a cut.
+
+    Attributes:
+        down_bytes, up_bytes: of a microbatch.
+        seconds: of one microbatch, there and back, if nothing is in its way.
+    """
 
     down_bytes: int
     up_bytes: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Of one plan.
+    """Of one plan; `times` of its stages, `hops` over its cuts."""
 
-    Attributes:
-        step_s: from one step to the next.
-        times: of each stage.
-        hops: over each cut.
-        hop_s: of one microbatch over each cut, there and back, if nothing is in its way.
-    """
-
-    step_s: float
     times: tuple[StageTimes, ...]
     hops: tuple[PredictedHop, ...]
-    hop_s: tuple[float, ...]
+    timeline: Timeline
+
+    @property
+    def step_s(self) -> float:
+        """From one step to the next."""
+        return self.timeline.period_s
 
 
 def predict(
     assignment: Assignment,
     times: Sequence[StageTimes],
-    hops: Sequence[PredictedHop],
     links: Sequence[DeviceLink],
+    around: Surrounds,
 ) -> Prediction:
     """Play the plan out.
 
     Args:
-        assignment: schedule and microbatches.
+        assignment: cuts, schedule and microbatches.
         times: of its stages.
-        hops: over its cuts, one fewer than stages.
         links: of the stages' devices.
+        around: the rest.
     """
-    down_s, up_s = [], []
-    for number, hop in enumerate(hops):
-        near, far = links[number], links[number + 1]
-        down_s.append(_hop_s(hop.down_bytes, near, far))
-        up_s.append(_hop_s(hop.up_bytes, far, near))
-    play = simulate(
-        SCHEDULES[assignment.schedule],
+    hops = [_hop(assignment, n, links, around) for n in range(len(assignment.cuts))]
+    stages = tuple(_stage(assignment, times, hops, number) for number in range(len(times)))
+    devices = {
+        name: TimedDevice(
+            name,
+            uplink_bytes_per_s=link.bytes_per_s,
+            downlink_bytes_per_s=link.bytes_per_s,
+            latency_s=link.latency_s,
+        )
+        for name, link in zip(assignment.devices, links, strict=True)
+    }
+    case = Case(
+        stages,
+        tuple(devices.values()),
+        assignment.schedule,
         assignment.microbatches,
-        Times(
-            [t.forward_s for t in times],
-            [t.backward_s for t in times],
-            [(d + u) / 2 for d, u in zip(down_s, up_s, strict=True)],
-        ),
+        around.network,
+        around.data_on,
+        around.input_bytes,
+        around.label_bytes,
     )
-    step_s = play.period_s + max(t.update_s for t in times)
-    hop_s = tuple(d + u for d, u in zip(down_s, up_s, strict=True))
-    return Prediction(step_s, tuple(times), tuple(hops), hop_s)
+    return Prediction(tuple(times), tuple(hops), play(case))
 
 
-def _hop_s(nbytes: int, sender: DeviceLink, receiver: DeviceLink) -> float:
-    rate = min(sender.bytes_per_s, receiver.bytes_per_s)
-    return HOP_OVERHEAD_S + sender.latency_s + receiver.latency_s + nbytes / rate
+def _stage(
+    assignment: Assignment,
+    times: Sequence[StageTimes],
+    hops: Sequence[PredictedHop],
+    number: int,
+) -> TimedStage:
+    """The last stage's one graph goes forward and backward when its backward is due."""
+    mine = times[number]
+    last = number == len(times) - 1
+    return TimedStage(
+        assignment.devices[number],
+        forward_s=0.0 if last else mine.forward_s,
+        backward_s=mine.compute_s if last else mine.backward_s,
+        update_s=mine.update_s,
+        output_bytes=0 if last else hops[number].down_bytes,
+        cotangent_bytes=hops[number - 1].up_bytes if number else 0,
+        memory_bytes=assignment.memory_bytes[number],
+    )
+
+
+def _hop(
+    assignment: Assignment, number: int, links: Sequence[DeviceLink], around: Surrounds
+) -> PredictedHop:
+    nbytes = assignment.cuts[number].nbytes
+    gradients = assignment.gradients
+    returns = gradients.modes[number] not in DECOUPLED and gradients.returns[number + 1]
+    up_bytes = nbytes if returns else 0
+    near, far = links[number], links[number + 1]
+    rate = min(near.bytes_per_s, far.bytes_per_s)
+    network = around.network
+    way_s = network.hop_s + near.latency_s + far.latency_s
+    seconds = (1 + returns) * way_s
+    seconds += (nbytes + up_bytes) * (network.hop_s_per_byte + 1 / rate)
+    return PredictedHop(nbytes, up_bytes, seconds)

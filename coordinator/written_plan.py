@@ -52,8 +52,7 @@ def written(
         reason=_reason(assignment),
         remarks=planner.remarks,
         hops=tuple(
-            HopPlan(hop.down_bytes, hop.up_bytes, seconds)
-            for hop, seconds in zip(prediction.hops, prediction.hop_s, strict=True)
+            HopPlan(hop.down_bytes, hop.up_bytes, hop.seconds) for hop in prediction.hops
         ),
         left_out=dict(assignment.left_out),
         gap=assignment.gap,
