@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from coordinator.fleet import Event, Fleet, Gone, Said
 from edgetrain.bundle import Bundle, sha256
-from edgetrain.errors import DeviceError, FleetError
+from edgetrain.errors import DeviceError, FleetError, OverfullDeviceError
 from edgetrain.manifest import Manifest
 from edgetrain.optimizer_spec import OptimizerSpec
 from edgetrain.runtime.outbox import Outbox
@@ -87,12 +87,19 @@ def heads_of(manifests: Sequence[Manifest]) -> tuple[int, ...]:
     return tuple(m.stage for m in manifests[:-1] if m.labels is not None)
 
 
+def _refusal(device: str, refused: Refused) -> DeviceError:
+    reason = f"refuses stage {refused.stage}: {refused.reason}"
+    if not refused.needed_bytes:
+        return DeviceError(device, reason)
+    return OverfullDeviceError(device, reason, refused.stage, refused.needed_bytes)
+
+
 def _note(event: Event, deployment: Deployment, ready: dict[int, Ready]) -> None:
     match event:
         case Gone(device) if device in deployment.devices:
             raise DeviceError(device, "its connection ended while it loaded its stage")
         case Said(device, Refused() as refused) if refused.run == deployment.run:
-            raise DeviceError(device, f"refuses stage {refused.stage}: {refused.reason}")
+            raise _refusal(device, refused)
         case Said(_, Ready() as report):
             if (report.run, report.epoch) == (deployment.run, deployment.epoch):
                 ready[report.stage] = report

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from coordinator.assignment import Assignment
+from coordinator.deployed import Deployed, Draft, Supply
 from coordinator.metrics import MoveMetrics
 from coordinator.pipeline_loop import PipelineLoop
 from coordinator.planning import Planner
-from coordinator.rollout import Deployed, Draft, Rollout, Supply
+from coordinator.rollout import Rollout
 from coordinator.tally import Tally
 from edgetrain.errors import DeviceError, EdgeTrainError
 from edgetrain.manifest import Mode

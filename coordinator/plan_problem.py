@@ -107,7 +107,7 @@ class PlanTask:
             name,
             forward_s,
             backward_s,
-            self.devices[name].memory_bytes,
+            self.costs.memory_bytes[name],
             1 / (self.network.hop_s_per_byte + 1 / link.bytes_per_s),
             link.latency_s,
         )

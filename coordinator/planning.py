@@ -20,7 +20,7 @@ from edgetrain.compiler.forecast import stash_forecast
 from edgetrain.compiler.program import Program
 from edgetrain.compiler.stash import Keep
 from edgetrain.config import RunConfig
-from edgetrain.errors import PlanError
+from edgetrain.errors import OverfullDeviceError, PlanError
 from edgetrain.planner.exact import ExactSolver
 from edgetrain.planner.placement import Placement
 from edgetrain.planner.problem import RECOMPUTE, Problem
@@ -172,6 +172,17 @@ class Planner:
         stages = zip(present.devices, present.layers, seconds, strict=True)
         for name, layers, taken_s in stages:
             self._costs.learn(name, layers, taken_s)
+
+    def correct_memory(self, present: Assignment, refusal: OverfullDeviceError) -> None:
+        """Learn that a stage needs more memory than was counted.
+
+        Raises:
+            OverfullDeviceError: the plan is given, so no other can be made.
+        """
+        counted_bytes = present.memory_bytes[refusal.stage]
+        if self._config.plan.cuts or counted_bytes >= refusal.needed_bytes:
+            raise refusal
+        self._costs.correct_memory(refusal.device, counted_bytes / refusal.needed_bytes)
 
     def step_s(self, assignment: Assignment) -> float:
         """What a step would take by what is known of the devices so far."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from coordinator.assignment import Assignment
 from coordinator.deploy import Deployment, deploy, heads_of
+from coordinator.deployed import Deployed, Draft, Supply
 from coordinator.feed import Ends, Feed
 from coordinator.fleet import Fleet
 from coordinator.heads import ship
@@ -20,8 +20,7 @@ from coordinator.pipeline_loop import Pipeline
 from coordinator.planning import Planner
 from coordinator.pretrained import is_pretrained
 from coordinator.written_plan import written
-from edgetrain.bundle import Bundle
-from edgetrain.errors import DataError, PlanError, TransportError
+from edgetrain.errors import DataError, OverfullDeviceError, PlanError, TransportError
 from edgetrain.manifest import Manifest
 from edgetrain.plan import Plan
 from edgetrain.runtime.outbox import Outbox
@@ -29,59 +28,12 @@ from edgetrain.samples import BatchOrder
 from edgetrain.stage_state import ModelState, split
 from edgetrain.wire.frame import DEFAULT_CHUNK_BYTES
 from edgetrain.wire.hello import DatasetInfo, Hello
-from edgetrain.wire.messages import LocalData, Ready, Release
+from edgetrain.wire.messages import LocalData, Release
 
 log = logging.getLogger(__name__)
 
 DEPLOY_TIMEOUT_S: Final = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class Supply:
-    """The samples of a run.
-
-    Attributes:
-        order: which of them each step takes.
-        local: where they are, if not at the coordinator.
-        eval_samples: how many there are to evaluate on.
-    """
-
-    order: BatchOrder
-    local: LocalData | None
-    eval_samples: int
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A plan compiled, and not yet deployed.
-
-    Attributes:
-        bundles: of the stages in order, with the weights that the model came with.
-        remarks: what compiling it came upon.
-    """
-
-    assignment: Assignment
-    bundles: list[Bundle]
-    remarks: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Deployed:
-    """A plan in force.
-
-    Attributes:
-        ready: what each device reported.
-        seconds: that it took to send the stages and to load them.
-    """
-
-    epoch: int
-    draft: Draft
-    ready: list[Ready]
-    seconds: float
-
-    @property
-    def assignment(self) -> Assignment:
-        return self.draft.assignment
+MEMORY_TRIES: Final = 3  # plans that may turn out not to fit
 
 
 class Rollout:
@@ -158,8 +110,7 @@ class Rollout:
             PlanError: no plan satisfies the request.
             RunError: a device refused or did not answer.
         """
-        assignment = planner.assign()
-        deployed = self.deploy(self.draft(assignment), supply, total_steps)
+        assignment, deployed = self._first(planner, supply, total_steps)
         better = planner.improve(assignment, deployed.ready)
         if better is not None:
             log.info("the plan changes: measured times differ from the first guess")
@@ -177,6 +128,22 @@ class Rollout:
             except TransportError as error:
                 log.warning("%s not released: %s", device, error)
         self._engaged.difference_update(devices)
+
+    def _first(
+        self, planner: Planner, supply: Supply, total_steps: int
+    ) -> tuple[Assignment, Deployed]:
+        """The first plan that fits the devices, by the memory that its graphs need."""
+        assignment = planner.assign()
+        tries_left = MEMORY_TRIES
+        while True:
+            try:
+                return assignment, self.deploy(self.draft(assignment), supply, total_steps)
+            except OverfullDeviceError as refusal:
+                tries_left -= 1
+                if not tries_left:
+                    raise
+                log.info("the plan changes: %s", refusal)
+                assignment = _smaller(planner, assignment, refusal)
 
     def draft(self, assignment: Assignment) -> Draft:
         """Compile a plan; touches nothing else, so it may run beside the training."""
@@ -262,6 +229,21 @@ class Rollout:
             tuple((stage, devices[stage]) for stage in heads_of(manifests)),
         )
         return Feed(self._outbox, ends, data.train, data.eval)
+
+
+def _smaller(
+    planner: Planner, assignment: Assignment, refusal: OverfullDeviceError
+) -> Assignment:
+    """A plan that heeds what a device found its stage to need.
+
+    Raises:
+        OverfullDeviceError: there is none.
+    """
+    planner.correct_memory(assignment, refusal)
+    try:
+        return planner.assign()
+    except PlanError as error:
+        raise refusal from error
 
 
 def _manifests(draft: Draft) -> tuple[Manifest, ...]:

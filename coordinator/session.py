@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from coordinator.comparison import STEP, Comparison, compare
+from coordinator.deployed import Deployed
 from coordinator.drive import Drive
 from coordinator.figures import DeviceRow
 from coordinator.fleet import Fleet
@@ -27,7 +28,7 @@ from coordinator.mover import Course, Mover
 from coordinator.pipeline_loop import Pipeline, PipelineLoop
 from coordinator.recorder import Recorder
 from coordinator.report import Report, render
-from coordinator.rollout import Deployed, Rollout
+from coordinator.rollout import Rollout
 from coordinator.run_folder import RunFolder, resolved_toml
 from coordinator.score import Score
 from coordinator.settle import for_fleet

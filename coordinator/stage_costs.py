@@ -27,6 +27,10 @@ class StageTimes:
 class StageCosts:
     """Predicts, and learns from what stages really take.
 
+    Attributes:
+        models: of each device.
+        memory_bytes: of each device, that its stages may be counted to need.
+
     Args:
         features: of each layer, for one microbatch.
         devices: that may take part.
@@ -45,6 +49,7 @@ class StageCosts:
         self._slowdowns = slowdowns
         self._optimizer = optimizer_name(train)
         self.models = {name: _model(hello) for name, hello in devices.items()}
+        self.memory_bytes = {n: float(h.memory_bytes) for n, h in devices.items()}
 
     def layers(
         self, device: str, scale: float = 1.0
@@ -65,6 +70,10 @@ class StageCosts:
 
     def trainable_elements(self, layer: int) -> int:
         return self._features[layer].trainable_elements
+
+    def correct_memory(self, device: str, share: float) -> None:
+        """Count on less of a device's memory, as stages need more than is counted."""
+        self.memory_bytes[device] *= share
 
     def learn(self, device: str, layers: range, seconds: float) -> None:
         """A microbatch took a stage so long, forward and backward together."""

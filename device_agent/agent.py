@@ -12,7 +12,13 @@ from typing import Final, NamedTuple
 
 from device_agent.data import Dataset, LocalSource
 from edgetrain.bundle import MAX_BUNDLE_BYTES, Bundle, sha256
-from edgetrain.errors import BundleError, EdgeTrainError, TransportError, WireError
+from edgetrain.errors import (
+    BundleError,
+    EdgeTrainError,
+    OverfullError,
+    TransportError,
+    WireError,
+)
 from edgetrain.runtime.activation import measured
 from edgetrain.runtime.activation_forecast import activation_bytes
 from edgetrain.runtime.choice import choose
@@ -177,7 +183,8 @@ class Agent:
         except EdgeTrainError as error:
             log.warning("stage %d refused: %s", deploy.stage, error)
             ids = (deploy.run, deploy.epoch, deploy.stage)
-            self._report(Refused(*ids, reason=str(error)))
+            needed_bytes = error.needed_bytes if isinstance(error, OverfullError) else 0
+            self._report(Refused(*ids, str(error), needed_bytes))
         else:
             self._report(ready)
 
@@ -217,14 +224,15 @@ class Agent:
         ids = (deploy.run, deploy.epoch, deploy.stage)
         return Ready(*ids, timing.forward_s, timing.backward_s, needed, activations)
 
-    def _check_memory(self, needed: int) -> None:
-        limit = self._equipment.hello.memory_bytes
-        if needed > limit:
-            raise EdgeTrainError(
-                f"the stage needs {needed / 1e6:.3g} MB, this device lends"
-                f" {limit / 1e6:.3g} MB: use more microbatches, more stages, a schedule"
-                " with a smaller stash (1f1b), or raise the agent's memory setting"
+    def _check_memory(self, needed_bytes: int) -> None:
+        limit_bytes = self._equipment.hello.memory_bytes
+        if needed_bytes > limit_bytes:
+            reason = (
+                f"the stage needs {needed_bytes / 1e6:.3g} MB, this device lends"
+                f" {limit_bytes / 1e6:.3g} MB: use more microbatches, more stages, a"
+                " schedule with a smaller stash (1f1b), or raise the agent's memory setting"
             )
+            raise OverfullError(reason, needed_bytes)
 
     def _start(self, deploy: Deploy, stage: Stage, key: StageKey) -> None:
         if self._outbox is None:

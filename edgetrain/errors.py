@@ -11,7 +11,9 @@ EdgeTrainError
     DivergedError         the loss is no longer finite
     FleetError            the devices that are needed are not there
     DeviceError           one device failed or refused; carries .device
+      OverfullDeviceError its stage needs more memory than it lends
   BundleError             a bundle is damaged or not what was announced
+  OverfullError           a stage needs more memory than this device lends
   EngineError             an inference engine cannot load or run a graph
   TransportError          the broker cannot be reached or refuses us
   WireError               bytes from the network are not a valid frame or message
@@ -98,6 +100,33 @@ class DeviceError(RunError):
 
 class BundleError(EdgeTrainError):
     pass
+
+
+class OverfullDeviceError(DeviceError):
+    """A stage needs more memory than its device lends, as the device says.
+
+    Attributes:
+        device: its name.
+        stage: its number.
+        needed_bytes: by the stage's own graphs.
+    """
+
+    def __init__(self, device: str, reason: str, stage: int, needed_bytes: int) -> None:
+        super().__init__(device, reason)
+        self.stage = stage
+        self.needed_bytes = needed_bytes
+
+
+class OverfullError(EdgeTrainError):
+    """A stage needs more memory than this device lends.
+
+    Attributes:
+        needed_bytes: by the stage's own graphs.
+    """
+
+    def __init__(self, reason: str, needed_bytes: int) -> None:
+        super().__init__(reason)
+        self.needed_bytes = needed_bytes
 
 
 class EngineError(EdgeTrainError):

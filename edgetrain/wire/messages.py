@@ -154,12 +154,13 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """The device does not take the stage."""
+    """The device does not take the stage; `needed_bytes` if that is more than it lends."""
 
     run: int
     epoch: int
     stage: int
     reason: str
+    needed_bytes: int = 0
 
 
 class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
