@@ -18,6 +18,7 @@ from device_agent.probe_command import Request, default_name, probe, table
 from device_agent.probe_set import ProbeSet, load
 from device_agent.thread_search import TRIALS, Threading, candidates, fewest
 from device_agent.timing import UPDATE_ELEMENTS, UPDATES, typical
+from edgetrain.conditions import Conditions
 from edgetrain.device_profile import Case, DeviceProfile
 from edgetrain.errors import BundleError, ConfigError, TransportError
 from edgetrain.op_groups import OpGroup
@@ -234,7 +235,7 @@ def test_a_probe_writes_what_an_agent_announces(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [path]
     hello = equip("here", Limits(profile=profile)).hello
     assert hello.profile == profile
-    slow = equip("here", Limits(profile=profile, speed=0.5)).hello.profile
+    slow = equip("here", Limits(profile=profile, conditions=Conditions(speed=0.5))).hello.profile
     assert slow is not None
     assert slow.run_overhead_s == 2 * profile.run_overhead_s
 
