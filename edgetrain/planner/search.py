@@ -1,0 +1,176 @@
+"""Makes a plan: the optimum and the proof of it, from sweeps of the exact search."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from edgetrain.planner.exact import FILL, LOAD, Criterion, Found
+from edgetrain.planner.placement import Placement, evaluate
+from edgetrain.planner.problem import Problem
+
+_SAME: Final = 1e-12  # relative: rounding, not a difference
+# First guesses of the bottleneck, as multiples of a perfectly even split's. A sweep over
+# short stages is fast, and exact as soon as it finds a plan at all.
+_GUESSES: Final = (1.1, 1.5, 3.0, 10.0, math.inf)
+
+
+class Solver(Protocol):
+    """What the search needs: the least of a criterion under a cap on every load."""
+
+    problem: Problem
+    work: int
+
+    def least(self, criterion: Criterion, cap_s: float = ...) -> Found | None: ...
+
+
+@dataclass(slots=True)
+class Optimum:
+    """The best placement so far and what is known of better ones.
+
+    Attributes:
+        bound_s: no placement takes less than this.
+        visited: all placements seen, in the order of discovery.
+    """
+
+    best: Placement
+    bound_s: float
+    visited: list[Placement] = field(default_factory=list)
+
+    def see(self, placement: Placement) -> None:
+        self.visited.append(placement)
+        if _rank(placement) < _rank(self.best):
+            self.best = placement
+
+    @property
+    def gap(self) -> float:
+        """By which part of its time the best may be beaten at the most; 0 is proof."""
+        if self.best.time_s <= 0.0:
+            return 0.0
+        gap = 1.0 - self.bound_s / self.best.time_s
+        return gap if gap > 1e-9 else 0.0
+
+    @property
+    def pareto(self) -> tuple[Placement, ...]:
+        """The placements seen that no other beats in bottleneck and fill, best first."""
+        kept: list[Placement] = []
+        seen = {placement.assigned: placement for placement in self.visited}
+        for one in sorted(seen.values(), key=lambda p: (p.bottleneck_s, p.fill_s)):
+            if not kept or one.fill_s < kept[-1].fill_s:
+                kept.append(one)
+        return tuple(sorted(kept, key=_rank))
+
+
+def optimise(solver: Solver, work_limit: float) -> Optimum | None:
+    """Find the placement of the least predicted time; None: nothing fits.
+
+    Inference: the least bottleneck, then the least fill, then the fewest stages.
+    Training: the least ``fill + (M - 1) * bottleneck``, then the fewest stages.
+
+    Training looks at intervals of the bottleneck. A sweep for the least fill under the
+    cap `hi` bounds all plans of an interval (lo, hi] from below by that fill + (M - 1) lo,
+    and gives a plan that beats all those whose bottleneck is not less than its own. What
+    is left is halved. The interval with the least bound is taken next, until no bound is
+    below the best plan: then that is the optimum, by proof.
+
+    Args:
+        solver: sweeps over the placements to choose from.
+        work_limit: table entries after which the search stops and states its gap.
+    """
+    fastest = _least_load(solver)
+    if fastest is None:
+        return None
+    problem = solver.problem
+    low_s = fastest.bottleneck_s
+    found = solver.least(FILL, low_s)
+    quick = evaluate(problem, found.assigned) if found else fastest
+    optimum = Optimum(quick, low_s, [quick])
+    if problem.training:
+        _search_steps(solver, optimum, work_limit)
+    return optimum
+
+
+def _least_load(solver: Solver) -> Placement | None:
+    even_s = _even_s(solver.problem)
+    for guess in _GUESSES:
+        found = solver.least(LOAD, guess * even_s if guess < math.inf else math.inf)
+        if found is not None:
+            return evaluate(solver.problem, found.assigned)
+    return None
+
+
+def _search_steps(solver: Solver, optimum: Optimum, work_limit: float) -> None:
+    problem = solver.problem
+    rest = problem.microbatches - 1
+    least_fill_s = sum(_fastest_s(problem))
+    low_s, best = optimum.best.bottleneck_s, optimum.best
+    high_s = (best.time_s - least_fill_s) / rest if rest else math.inf
+    # (bound, lo, hi): plans with a bottleneck in (lo, hi] take no less than the bound
+    intervals = [(least_fill_s + rest * low_s, low_s, high_s)]
+    while intervals:
+        bound_s, low_s, high_s = heapq.heappop(intervals)
+        if bound_s >= optimum.best.time_s * (1.0 - _SAME):
+            optimum.bound_s = optimum.best.time_s
+            return
+        optimum.bound_s = bound_s
+        if solver.work > work_limit:
+            return
+        for interval in _explore(solver, optimum, (low_s, high_s)):
+            heapq.heappush(intervals, interval)
+    optimum.bound_s = optimum.best.time_s
+
+
+def _explore(
+    solver: Solver, optimum: Optimum, interval: tuple[float, float]
+) -> Iterator[tuple[float, float, float]]:
+    """Sweep one interval; yield what of it may still hold something better."""
+    low_s, high_s = interval
+    rest = solver.problem.microbatches - 1
+    found = solver.least(FILL, high_s)
+    if found is None:
+        return
+    placement = evaluate(solver.problem, found.assigned)
+    optimum.see(placement)
+    high_s = placement.bottleneck_s * (1.0 - 4 * _SAME)
+    if high_s <= low_s or not rest:
+        return
+    middle_s = 0.5 * (low_s + high_s)
+    yield placement.fill_s + rest * low_s, low_s, middle_s
+    yield placement.fill_s + rest * middle_s, middle_s, high_s
+
+
+def _rank(placement: Placement) -> tuple[float, float, int]:
+    """Order of preference; times that differ by rounding count as equal."""
+    time_s = float(f"{placement.time_s:.11e}")
+    return time_s, float(f"{placement.fill_s:.11e}"), len(placement.stages)
+
+
+def _fastest_s(problem: Problem) -> list[float]:
+    """Per layer, the time on the device that is fastest at it."""
+    return [
+        min(_work_s(problem, number, layer) for number in range(len(problem.devices)))
+        for layer in range(len(problem.layers))
+    ]
+
+
+def _work_s(problem: Problem, number: int, layer: int) -> float:
+    device = problem.devices[number]
+    back_s = device.backward_s[layer] if problem.training else 0.0
+    return device.forward_s[layer] + back_s
+
+
+def _even_s(problem: Problem) -> float:
+    """The bottleneck if work could be split evenly, without hops: a guess."""
+    layers = range(len(problem.layers))
+    rates = 0.0
+    for number in range(len(problem.devices)):
+        work = [_work_s(problem, number, layer) for layer in layers]
+        total_s = sum(t for t in work if t < math.inf)
+        if total_s <= 0.0:
+            return math.inf
+        rates += 1.0 / total_s
+    longest_s = max((t for t in _fastest_s(problem) if t < math.inf), default=0.0)
+    return max(1.0 / rates, longest_s)
