@@ -98,16 +98,7 @@ def execute(config: RunConfig, options: Options, progress: Progress) -> Outcome:
             probe = coordinator_transport(url, fleet.namespace, options.password)
             check_broker(lambda: probe.open(lambda _: None))
             probe.close()
-        simulated = [
-            SimDevice(
-                device.name,
-                device.speed,
-                device.gradient,
-                device.memory_bytes,
-                runs=device.runs,
-            )
-            for device in fleet.simulate
-        ]
+        simulated = [SimDevice.of(device) for device in fleet.simulate]
         processes = ProcessFleet(url, simulated, fleet.namespace)
         stack.enter_context(processes)
         progress.say(f"waiting for devices at {BrokerAddress.parse(url)}")

@@ -18,8 +18,11 @@ from device_agent.agent import Agent
 from device_agent.config import AgentConfig
 from device_agent.equip import Limits, equip
 from device_agent.name_check import claim_name
+from device_agent.simulation import add_simulation_options, end_as_in_a_crash, simulation
 from edgetrain.errors import ConfigError, EdgeTrainError, InputError, TransportError
 from edgetrain.settings import check_device_name
+from edgetrain.sim.shaped import behind_link
+from edgetrain.sim.timetable import Timetable
 from edgetrain.transport.address import BrokerAddress
 from edgetrain.transport.link import MqttSettings
 from edgetrain.transport.mqtt import MqttTransport
@@ -119,13 +122,7 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
         help="samples that stay on this device; may be repeated",
     )
     add("--password-file", type=Path, metavar="FILE", help="holds the broker password")
-    add(
-        "--speed",
-        type=float,
-        default=1.0,
-        metavar="SHARE",
-        help="simulate a slower device: share of this one's speed, in 0 ... 1",
-    )
+    add_simulation_options(run)
     add("--verbose", action="store_true", help="log more")
 
 
@@ -156,11 +153,14 @@ def _probe(*, as_json: bool) -> None:
 def _run(options: argparse.Namespace) -> None:
     config = agent_config.load(options.file, _overrides(options))
     _log_to_stderr(config.name, verbose=options.verbose)
+    conditions = simulation(options)
     limits = Limits(
-        config.threads, config.memory_bytes, config.gradient, options.speed, config.runs
+        config.threads, config.memory_bytes, config.gradient, config.runs, conditions
     )
-    equipment = equip(config.name, limits, config.datasets)
-    agent = Agent(_transport(config), equipment)
+    timetable = Timetable(conditions)
+    equipment = equip(config.name, limits, config.datasets, timetable)
+    transport = behind_link(_transport(config), conditions, timetable, end_as_in_a_crash)
+    agent = Agent(transport, equipment)
     try:
         claim_name(_transport(config))
     except TransportError as error:

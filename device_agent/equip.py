@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 
 from device_agent.agent import Equipment
@@ -12,11 +13,12 @@ from device_agent.config import DatasetConfig
 from device_agent.data import open_datasets
 from device_agent.probe import cores, flop_per_s, free_memory_bytes
 from edgetrain.abilities import ABILITIES
-from edgetrain.errors import ConfigError
+from edgetrain.conditions import Conditions
 from edgetrain.runtime.engines.abilities import abilities
 from edgetrain.runtime.engines.base import Engine
 from edgetrain.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgetrain.sim.device import NarrowedEngine, SlowedEngine
+from edgetrain.sim.timetable import Timetable
 from edgetrain.train_config import AUTO
 from edgetrain.wire.hello import Hello
 
@@ -29,32 +31,43 @@ class Limits:
         threads: for the inference engine.
         memory_bytes: for its stages; None: half of what is free now.
         gradient: the one mode it accepts, or ``"auto"``.
-        speed: share of its own speed that it is held back to, in 0 ... 1.
         runs: of `ABILITIES`, those it is held back to.
+        conditions: that it is simulated under.
     """
 
     threads: int = 1
     memory_bytes: int | None = None
     gradient: str = AUTO
-    speed: float = 1.0
     runs: tuple[str, ...] = ABILITIES
-
-    def __post_init__(self) -> None:
-        if not 0 < self.speed <= 1:
-            raise ConfigError(f"speed = {self.speed:g}: must be above 0 and at most 1")
+    conditions: Conditions = field(default_factory=Conditions)
 
 
 def equip(
-    name: str, limits: Limits, datasets: Mapping[str, DatasetConfig] | None = None
+    name: str,
+    limits: Limits,
+    datasets: Mapping[str, DatasetConfig] | None = None,
+    timetable: Timetable | None = None,
 ) -> Equipment:
     """Load the engine and the data sets, and measure the device.
+
+    Args:
+        name: of the device.
+        limits: what it lends.
+        datasets: that it has.
+        timetable: of `limits.conditions`, if its link goes by the same one.
 
     Raises:
         DataError: a data set's file is missing or malformed.
     """
     loaded = open_datasets(datasets or {})
     plain = OnnxRuntimeEngine(threads=limits.threads)
-    engine: Engine = plain if limits.speed == 1 else SlowedEngine(plain, limits.speed)
+    conditions = limits.conditions
+    engine: Engine = plain
+    if conditions.slow_the_engine:
+        course = timetable or Timetable(conditions)
+        engine = SlowedEngine(
+            plain, lambda: course.speed(time.monotonic()), paced=conditions.paced
+        )
     if set(limits.runs) != set(ABILITIES):
         engine = NarrowedEngine(engine, limits.runs)
     hello = Hello(
@@ -65,7 +78,7 @@ def equip(
         providers=plain.providers,
         gradient=limits.gradient,
         memory_bytes=limits.memory_bytes or free_memory_bytes(),
-        flop_per_s=flop_per_s() * limits.speed,
+        flop_per_s=flop_per_s() * conditions.speed,
         cores=cores(),
         datasets=tuple(dataset.info for dataset in loaded.values()),
         block=plain.block,

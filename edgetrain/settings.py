@@ -25,6 +25,10 @@ _MSGSPEC_PLACE: Final = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _SIZE: Final = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,6})?)\s*(?P<unit>[kKMGT]i?)?B?")
 _SIZE_POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_RATE: Final = re.compile(
+    r"(?P<number>\d{1,15}(?:\.\d{1,6})?)\s*(?P<prefix>[kMG]i?)?(?P<unit>bit|bps|B)/?s?"
+)
+_RATE_RANGE: Final = (1e3, 1e12)  # bytes/s: a slow modem, and beyond any network
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -175,6 +179,33 @@ def size_bytes(place: str, value: int | str) -> int:
         size > 0, f"{place} = {value!r} is not a size; write bytes, or text as '512 MB'"
     )
     return size
+
+
+def rate_bytes_per_s(place: str, value: float | str) -> float:
+    """Bytes/s of a rate such as ``12.5e6``, ``"100 Mbit/s"`` or ``"12.5 MB/s"``.
+
+    Raises:
+        ConfigError: it is not a rate from 1 kB/s to 1 TB/s.
+    """
+    rate = _rate(value) if isinstance(value, str) else float(value)
+    low, high = _RATE_RANGE
+    require(
+        low <= rate <= high,
+        f"{place} = {value!r} is not a rate of 1 kB/s to 1 TB/s; write bytes per second as"
+        " a number, or text such as '100 Mbit/s' or '12.5 MB/s'",
+    )
+    return rate
+
+
+def _rate(text: str) -> float:
+    match = _RATE.fullmatch(text.strip())
+    if match is None:
+        return 0.0
+    prefix = match["prefix"] or ""
+    base = 1024 if prefix.endswith("i") else 1000
+    bits = 1 if match["unit"] == "B" else 8
+    scale: int = base ** _SIZE_POWERS[prefix[:1].upper()]
+    return float(match["number"]) * scale / bits
 
 
 def _value(text: str) -> object:

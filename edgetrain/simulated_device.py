@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from edgetrain.abilities import ABILITIES
-from edgetrain.settings import Section, check_device_name, choose, require, size_bytes
+from edgetrain.conditions import Conditions
+from edgetrain.settings import check_device_name, choose, size_bytes
 from edgetrain.train_config import AUTO, GRADIENTS
 
 
-class SimulatedDevice(Section, frozen=True):
+class SimulatedDevice(Conditions, frozen=True, kw_only=True):
     """A device that the coordinator starts as a process on this machine.
 
     Attributes:
-        speed: share of this machine's speed, above 0, at most 1.
         gradient: what it can do: ``"auto"`` all, ``"hybrid"`` plain inference only.
         memory: bytes, or text such as ``"512 MB"``; None: no limit.
         runs: what its engine runs beside plain forwards, of `ABILITIES`.
     """
 
     name: str
-    speed: float = 1.0
     gradient: str = AUTO
     memory: int | str | None = None
     runs: tuple[str, ...] = ABILITIES
@@ -29,10 +28,17 @@ class SimulatedDevice(Section, frozen=True):
         choose(f"{place} gradient", self.gradient, GRADIENTS)
         for word in self.runs:
             choose(f"{place} runs", word, ABILITIES)
-        require(0 < self.speed <= 1, f"{place} speed = {self.speed}: must be in 0 ... 1")
         if self.memory is not None:
             size_bytes(f"{place} memory", self.memory)
+        self.check(place)
 
     @property
     def memory_bytes(self) -> int | None:
         return None if self.memory is None else size_bytes("memory", self.memory)
+
+    @property
+    def conditions(self) -> Conditions:
+        """Speed, link and timetable on their own."""
+        return Conditions(
+            **{key: getattr(self, key) for key in Conditions.__struct_fields__}
+        )

@@ -253,9 +253,9 @@ def test_what_an_engine_cannot_tell_stays_as_predicted():
         name = "silent"
         load = ENGINE.load
 
-    for engine in (Silent(), SlowedEngine(Silent(), 0.5)):
+    for engine in (Silent(), SlowedEngine(Silent(), lambda: 0.5)):
         assert measured(bundle, engine).manifest == bundle.manifest
-    slowed = measured(bundle, SlowedEngine(ENGINE, 0.5, lambda _: None))
+    slowed = measured(bundle, SlowedEngine(ENGINE, lambda: 0.5, sleep=lambda _: None))
     assert slowed.manifest == measured(bundle, ENGINE).manifest
     before, after = (b.manifest.graphs[GraphName.LOSS] for b in (bundle, slowed))
     assert after.peak_bytes == before.peak_bytes - ACTIVATION, "nothing is transposed"

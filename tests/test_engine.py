@@ -57,7 +57,9 @@ def held() -> dict[str, np.ndarray]:
     return {"w": weights[16 : 16 + K], "total": gradients[32 : 32 + K]}
 
 
-@pytest.mark.parametrize("engine", [ENGINE, SlowedEngine(ENGINE, 0.5, lambda _: None)])
+@pytest.mark.parametrize(
+    "engine", [ENGINE, SlowedEngine(ENGINE, lambda: 0.5, sleep=lambda _: None)]
+)
 def test_held_memory_is_read_at_every_run(engine):
     memory = held()
     loaded = engine.load(graph(), SPEC, memory)
@@ -79,7 +81,9 @@ def test_only_the_held_piece_of_a_buffer_is_written():
     assert (buffer[32 : 32 + K] != 7).any()
 
 
-@pytest.mark.parametrize("engine", [ENGINE, SlowedEngine(ENGINE, 0.5, lambda _: None)])
+@pytest.mark.parametrize(
+    "engine", [ENGINE, SlowedEngine(ENGINE, lambda: 0.5, sleep=lambda _: None)]
+)
 def test_the_same_graph_holds_other_memory(engine):
     one, other = held(), held()
     first = engine.load(graph(), SPEC, one)

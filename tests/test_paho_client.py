@@ -116,6 +116,44 @@ def test_partial_sends_keep_the_bytes_copy_nothing_and_leave_the_window() -> Non
     client._thread = client._sock = None
 
 
+def test_tensors_leave_at_once_and_whole_whoever_writes_the_rest() -> None:
+    """Two threads publish more than the socket takes; a third empties the queue."""
+    window = SendWindow(1 << 30)
+    client = Client("c", window)
+    client._sock, peer = socket.socketpair()
+    client._sock.setblocking(False)
+    client._thread = threading.current_thread()  # as under loop_start
+    client.publish("first", b"out before publish returns", qos=0)
+    first = publish_packet("first", b"out before publish returns")
+    assert peer.recv(1000) == first
+    assert window.held_bytes == 0
+    counts, nbytes = {"a": 40, "b": 40}, 30_000
+
+    def send(topic: str) -> None:
+        for i in range(counts[topic]):
+            client.publish(topic, bytes([i]) * nbytes, qos=0)
+
+    senders = [threading.Thread(target=send, args=(topic,)) for topic in counts]
+    for sender in senders:
+        sender.start()
+    size = len(publish_packet("a", bytes(nbytes)))
+    arrived = bytearray()
+    while len(arrived) < size * sum(counts.values()):
+        client.loop_write()
+        with contextlib.suppress(BlockingIOError):
+            arrived += peer.recv(1 << 20, socket.MSG_DONTWAIT)
+    for sender in senders:
+        sender.join()
+    packets = [bytes(arrived[i : i + size]) for i in range(0, len(arrived), size)]
+    for topic, count in counts.items():
+        mine = [p for p in packets if p == publish_packet(topic, p[-1:] * nbytes)]
+        assert [p[-1] for p in mine] == list(range(count))
+    assert window.held_bytes == 0
+    client._sock.close()
+    peer.close()
+    client._thread = client._sock = None
+
+
 def test_senders_fail_when_the_network_thread_has_died() -> None:
     window = SendWindow(1000)
     client = Client("c", window)

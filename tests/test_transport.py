@@ -1,5 +1,6 @@
-"""One contract for every transport: in memory, over mosquitto, over iotcore."""
+"""One contract for every transport: in memory, over brokers, and behind shaped links."""
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -8,7 +9,10 @@ import numpy as np
 import pytest
 from party import WAIT_S, Party, mosquitto
 
+from edgetrain.conditions import Conditions
 from edgetrain.errors import ConfigError, TransportError
+from edgetrain.sim.shaped import Bounds, ShapedTransport
+from edgetrain.sim.timetable import Timetable
 from edgetrain.transport.base import (
     DEFAULT_MAX_PAYLOAD_BYTES,
     Inbound,
@@ -25,16 +29,31 @@ from edgetrain.wire.topics import Channel
 Join = Callable[..., Party]
 
 
-@pytest.fixture(params=["memory", mosquitto, "iotcore"], scope="module")
+LINK = Conditions(link="1 Gbit/s", latency_s=1e-3, jitter_s=1e-3, loss=0.01)
+NETWORKS = ["memory", mosquitto, "iotcore", "shaped memory", "shaped iotcore"]
+
+
+@pytest.fixture(params=NETWORKS, scope="module")
 def network(request: pytest.FixtureRequest) -> Iterator[Callable[..., Transport]]:
-    if request.param == "memory":
-        hub = MemoryHub()
-        yield lambda name, **limits: MemoryTransport(hub, name, **limits)
-    else:
-        with embedded_broker(kind=request.param) as running:
-            yield lambda name, **limits: MqttTransport(
-                running.url, name, settings=MqttSettings(**limits)
-            )
+    kind = request.param.removeprefix("shaped ")
+    with contextlib.ExitStack() as stack:
+        if kind == "memory":
+            hub = MemoryHub()
+
+            def plain(name: str, **limits: int) -> Transport:
+                return MemoryTransport(hub, name, **limits)
+
+        else:
+            running = stack.enter_context(embedded_broker(kind=kind))
+
+            def plain(name: str, **limits: int) -> Transport:
+                return MqttTransport(running.url, name, settings=MqttSettings(**limits))
+
+        def behind_a_link(name: str, **limits: int) -> Transport:
+            bounds = Bounds(**limits)
+            return ShapedTransport(plain(name), LINK, Timetable(LINK), bounds=bounds)
+
+        yield behind_a_link if "shaped" in request.param else plain
 
 
 @pytest.fixture

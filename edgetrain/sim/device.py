@@ -15,31 +15,44 @@ from edgetrain.errors import EngineError
 from edgetrain.manifest import GraphSpec, Role
 from edgetrain.runtime.engines.base import Array, Engine, LoadedGraph, Measuring, Seen
 
+MAX_OVERSHOOT_S: Final = 1e-3  # more is not the timer but the machine, which is busy
+
 _NAMED: Final = re.compile(rb"stage[0-9]+/(backward|loss)")
 
 
 class SlowedEngine:
-    """An engine whose every run takes `1 / speed` times as long.
+    """An engine whose every run takes longer: `1 / speed` times, or as long as is said.
 
     Args:
         engine: does the work.
-        speed: share of its speed, above 0, at most 1.
+        speed: asked after each run: share of its speed, above 0, at most 1.
+        paced: seconds that a forward and a backward take at full speed, whatever the
+            engine takes; a loss graph, which does both, takes their sum. None: what the
+            engine takes.
+        clock: seconds, monotonic.
         sleep: waits so many seconds.
     """
 
     def __init__(
-        self, engine: Engine, speed: float, sleep: Callable[[float], None] = time.sleep
+        self,
+        engine: Engine,
+        speed: Callable[[], float],
+        *,
+        paced: tuple[float, float] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.name = engine.name
         self._engine = engine
-        self._speed = speed
-        self._sleep = sleep
+        self._paced = paced
+        self._pace = _Pace(speed, clock, sleep)
 
     def load(
         self, graph: bytes, spec: GraphSpec, held: Mapping[str, npt.NDArray[np.float32]]
     ) -> LoadedGraph:
         """See `Engine.load`."""
-        return _SlowedGraph(self._engine.load(graph, spec, held), self._speed, self._sleep)
+        seconds = None if self._paced is None else _paced_s(spec, *self._paced)
+        return _SlowedGraph(self._engine.load(graph, spec, held), self._pace, seconds)
 
     def measure(self, graph: bytes, spec: GraphSpec) -> Seen | None:
         """See `Measuring.measure`."""
@@ -47,22 +60,66 @@ class SlowedEngine:
         return engine.measure(graph, spec) if isinstance(engine, Measuring) else None
 
 
-class _SlowedGraph:
+class _Pace:
+    """Makes runs last as long as they should, on average.
+
+    What one sleep overshoots, the next is shorter by.
+    """
+
     def __init__(
-        self, graph: LoadedGraph, speed: float, sleep: Callable[[float], None]
+        self,
+        speed: Callable[[], float],
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
     ) -> None:
-        self._graph = graph
+        self.clock = clock
         self._speed = speed
         self._sleep = sleep
+        self._overshot_s = 0.0
+
+    def hold(self, start_s: float, seconds: float | None) -> None:
+        """Wait until a run that began at `start_s` has taken its time.
+
+        Args:
+            start_s: of the run.
+            seconds: it takes at full speed; None: as long as it took.
+        """
+        taken_s = self.clock() - start_s if seconds is None else seconds
+        end_s = start_s + taken_s / self._speed() - self._overshot_s
+        rest_s = end_s - self.clock()
+        if rest_s > 0:
+            self._sleep(rest_s)
+            late_s = self.clock() - end_s
+            self._overshot_s = min(max(late_s, 0.0), MAX_OVERSHOOT_S)
+
+
+class _SlowedGraph:
+    def __init__(self, graph: LoadedGraph, pace: _Pace, seconds: float | None) -> None:
+        self._graph = graph
+        self._pace = pace
+        self._seconds = seconds
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        start = time.perf_counter()
+        start_s = self._pace.clock()
         results = self._graph.run(feeds)
-        self._sleep((time.perf_counter() - start) * (1 / self._speed - 1))
+        self._pace.hold(start_s, self._seconds)
         return results
 
     def holding(self, held: Mapping[str, npt.NDArray[np.float32]]) -> LoadedGraph:
-        return _SlowedGraph(self._graph.holding(held), self._speed, self._sleep)
+        return _SlowedGraph(self._graph.holding(held), self._pace, self._seconds)
+
+
+def _paced_s(spec: GraphSpec, forward_s: float, backward_s: float) -> float:
+    """How long a graph takes.
+
+    It goes backward if gradients or cotangents come out or go in, and forward as well if
+    a loss comes out too.
+    """
+    given = {port.role for port in spec.outputs}
+    taken = {port.role for port in spec.inputs}
+    if not {Role.GRADIENT, Role.COTANGENT} & (given | taken):
+        return forward_s
+    return backward_s + (forward_s if Role.LOSS in given else 0.0)
 
 
 class NarrowedEngine:

@@ -10,16 +10,24 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 from urllib.parse import quote
 
+import msgspec
+
 from device_agent.agent import Agent
 from device_agent.config import DatasetConfig
 from device_agent.equip import Limits, equip
+from device_agent.simulation import simulation_options
 from edgetrain.abilities import ABILITIES
-from edgetrain.errors import EdgeTrainError
-from edgetrain.settings import check_device_name, check_distinct
+from edgetrain.conditions import Conditions, Happening
+from edgetrain.errors import ConfigError, EdgeTrainError
+from edgetrain.settings import check_device_name, check_distinct, decode
+from edgetrain.sim.shaped import behind_link
+from edgetrain.sim.timetable import Timetable
+from edgetrain.simulated_device import SimulatedDevice
 from edgetrain.train_config import AUTO
 from edgetrain.transport.address import BrokerAddress
 from edgetrain.transport.base import Transport
@@ -41,6 +49,8 @@ class SimDevice:
         memory_bytes: it lends; None: half of what is free.
         datasets: files of samples that stay on it, train and eval, by name.
         runs: what its engine runs beside plain forwards; it refuses other graphs.
+        link, latency_s, jitter_s, loss, timetable, paced, seed: see `Conditions`; an entry
+            of the timetable may be a table, as in a run file.
     """
 
     name: str
@@ -49,9 +59,39 @@ class SimDevice:
     memory_bytes: int | None = None
     datasets: Mapping[str, tuple[Path, Path | None]] = field(default_factory=dict)
     runs: tuple[str, ...] = ABILITIES
+    link: float | str | None = None
+    latency_s: float = 0.0
+    jitter_s: float = 0.0
+    loss: float = 0.0
+    timetable: Sequence[Happening | Mapping[str, object]] = ()
+    paced: tuple[float, float] | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
         check_device_name("SimDevice", self.name)
+        self.conditions.check(f"SimDevice {self.name!r}:")
+
+    @classmethod
+    def of(cls, device: SimulatedDevice) -> Self:
+        """The device that a run file describes."""
+        conditions = {key: getattr(device, key) for key in Conditions.__struct_fields__}
+        return cls(
+            device.name,
+            gradient=device.gradient,
+            memory_bytes=device.memory_bytes,
+            runs=device.runs,
+            **conditions,
+        )
+
+    @property
+    def conditions(self) -> Conditions:
+        """How the device and its link behave."""
+        keys = Conditions.__struct_fields__
+        table = {key: msgspec.to_builtins(getattr(self, key)) for key in keys}
+        try:
+            return decode(Conditions, table, folder=Path())
+        except ConfigError as error:
+            raise ConfigError(f"SimDevice {self.name!r}: {error}") from error
 
 
 class ProcessFleet:
@@ -140,9 +180,9 @@ class ProcessFleet:
             "broker": _without_password(self._address),
             "name": device.name,
             "namespace": self._namespace,
-            "speed": str(device.speed),
             "gradient": device.gradient,
             "runs": ",".join(device.runs),
+            **simulation_options(device.conditions),
         }
         if device.memory_bytes is not None:
             options["memory"] = str(device.memory_bytes)
@@ -166,7 +206,16 @@ class ThreadFleet:
     ) -> None:
         check_distinct("the fleet", [device.name for device in devices])
         self._devices = tuple(devices)
-        self._transports = {device.name: transports(device.name) for device in devices}
+        self._timetables = {d.name: Timetable(d.conditions) for d in devices}
+        self._transports = {
+            d.name: behind_link(
+                transports(d.name),
+                d.conditions,
+                self._timetables[d.name],
+                partial(self._die, d.name),
+            )
+            for d in devices
+        }
         self._agents: dict[str, Agent] = {}
         self._threads: dict[str, threading.Thread] = {}
         self.errors: dict[str, EdgeTrainError] = {}
@@ -196,19 +245,25 @@ class ThreadFleet:
 
     def kill(self, name: str) -> None:
         """End an agent's connection without a goodbye, as a crash does."""
-        self._transports[name].kill()
-        self._agents[name].stop()
+        self._die(name)
         self._threads[name].join(_END_TIMEOUT_S)
+
+    def _die(self, name: str) -> None:
+        self._transports[name].kill()
+        agent = self._agents.get(name)  # none: the fleet was closed meanwhile
+        if agent is not None:
+            agent.stop()
 
     def _agent(self, device: SimDevice) -> Agent:
         limits = Limits(
             memory_bytes=device.memory_bytes,
             gradient=device.gradient,
-            speed=device.speed,
             runs=device.runs,
+            conditions=device.conditions,
         )
         datasets = {name: DatasetConfig(*files) for name, files in device.datasets.items()}
-        equipment = equip(device.name, limits, datasets)
+        timetable = self._timetables[device.name]
+        equipment = equip(device.name, limits, datasets, timetable)
         return Agent(self._transports[device.name], equipment)
 
     def _run(self, name: str) -> None:

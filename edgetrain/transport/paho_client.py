@@ -6,18 +6,21 @@ It overrides private methods of paho-mqtt 2.2; the packaging pins that version, 
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import threading
 from typing import Final, cast
 
 from paho.mqtt import client as paho
+from paho.mqtt.client import PUBLISH
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 
 from edgetrain.transport.flow import SendWindow
 
 _QUICKACK: Final[int | None] = getattr(socket, "TCP_QUICKACK", None)  # Linux only
 _INFLIGHT_MESSAGES: Final = 64
+_TYPE: Final = 0xF0  # of a packet, in its first byte
 _RECONNECT_MIN_S: Final = 1
 _RECONNECT_MAX_S: Final = 5
 
@@ -38,6 +41,7 @@ class Client(paho.Client):
         )
         self._window = window
         self._queueing = threading.RLock()
+        self._writing = threading.RLock()
         self.on_socket_open = _send_at_once
         self.max_inflight_messages_set(_INFLIGHT_MESSAGES)
         self.reconnect_delay_set(_RECONNECT_MIN_S, _RECONNECT_MAX_S)
@@ -117,11 +121,49 @@ class Client(paho.Client):
         qos: int,
         info: paho.MQTTMessageInfo | None = None,
     ) -> MQTTErrorCode:
-        """Queue a view, so that a partial send does not copy all that remains."""
+        """Queue a view, so that a partial send does not copy all that remains.
+
+        Tensors go out at once, on the thread that publishes, as far as the socket takes
+        them: to wake the network thread for them would cost two switches of threads a
+        frame. TLS does not bear two threads at one connection.
+        """
         self._window.add(len(packet))
         view = cast(bytes, memoryview(packet))
-        with self._queueing:
-            return super()._packet_queue(command, view, mid, qos, info)
+        if not self._writes_at_once(command, qos):
+            with self._queueing:
+                return super()._packet_queue(command, view, mid, qos, info)
+        self._out_packet.append(
+            {
+                "command": command,
+                "mid": mid,
+                "qos": qos,
+                "pos": 0,
+                "to_process": len(packet),
+                "packet": view,
+                "info": info,
+            }
+        )
+        self._packet_write()
+        if self._out_packet:
+            self._wake_network_thread()
+        return MQTTErrorCode.MQTT_ERR_SUCCESS
+
+    def _writes_at_once(self, command: int, qos: int) -> bool:
+        plain = type(self._sock) is socket.socket
+        return (
+            plain and qos == 0 and command & _TYPE == PUBLISH and self._thread is not None
+        )
+
+    def _wake_network_thread(self) -> None:
+        """It writes the rest once there is room, or finds out what is wrong."""
+        with self._queueing, contextlib.suppress(BlockingIOError):
+            if self._sockpairW is not None:
+                self._sockpairW.send(b"0")
+
+    def _packet_write(self) -> MQTTErrorCode:
+        """One thread at a time: a packet that left in part comes first again."""
+        with self._writing:
+            return super()._packet_write()
 
     def _sock_send(self, buf: bytes | bytearray) -> int:
         sent_bytes = super()._sock_send(buf)
