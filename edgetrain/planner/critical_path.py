@@ -13,8 +13,8 @@ class Share:
     """A part of the critical path.
 
     Attributes:
-        what: such as ``stage 1 on pi``, ``hop 0->1: pi uplink`` or ``hop 0->1: delay``,
-            the latter for latency, loss and what publishing and handing over take.
+        what: such as ``stage 1 on pi``, ``hop 0->1: links``, ``hop 0->1: broker`` or
+            ``hop 0->1: delay``: latency, loss, and what publishing and handing over take.
         seconds: of the stretch, all its times on the path together.
         share: of the stretch, 0 to 1.
     """

@@ -10,6 +10,7 @@ from edgetrain.errors import PlanError
 from edgetrain.planner.critical_path import CriticalPath, walk_back
 from edgetrain.planner.timeline_case import Case
 from edgetrain.planner.timeline_engine import Engine, Played
+from edgetrain.planner.timeline_links import BROKER
 from edgetrain.planner.timeline_nodes import Node
 
 STEPS: Final = 6
@@ -123,7 +124,7 @@ def play(case: Case, steps: int = STEPS, warm_up: int | None = None) -> Timeline
 
 def _name(case: Case, links: Sequence[str], node: Node) -> str:
     if node.kind == "link":
-        return f"hop {node.hop}: {links[node.place]}"
+        return f"hop {node.hop}: {BROKER if links[node.place] == BROKER else 'links'}"
     if node.kind == "commit":
         return "the coordinator"
     return f"stage {node.place} on {case.stages[node.place].device}"
