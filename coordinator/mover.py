@@ -135,7 +135,6 @@ class Mover:
         course, present = self._course, self._deployed.assignment
         seconds = [
             statistics.median(d.compute_s for d in list(totals.recent)[-CHECK_STEPS:])
-            / course.planner.microbatches
             for totals in tally.stages
         ]
         course.planner.observe(present, seconds)
@@ -176,7 +175,9 @@ class _Drafting:
 
 
 def _ready_s(deployed: Deployed) -> list[float]:
-    return [ready.forward_s + ready.backward_s for ready in deployed.ready]
+    """What each stage would compute in a step, as it was measured when it was loaded."""
+    microbatches = deployed.assignment.microbatches
+    return [microbatches * (r.forward_s + r.backward_s) for r in deployed.ready]
 
 
 def _reason(

@@ -12,7 +12,7 @@ from coordinator.job import keep_of
 from coordinator.network import link_of, network_of
 from coordinator.plan_problem import PlanTask
 from coordinator.prediction import Prediction, Surrounds, predict
-from coordinator.stage_costs import StageCosts, StageTimes
+from coordinator.stage_costs import StageCosts, StageTimes, StageWork
 from edgetrain.compiler.cut import CutFinder
 from edgetrain.compiler.cut import Layer as CutLayer
 from edgetrain.compiler.features import layer_features
@@ -159,7 +159,9 @@ class Planner:
         Returns:
             A better assignment, or None when moving is not worth it.
         """
-        self.observe(present, [ready.forward_s + ready.backward_s for ready in measured])
+        stages = zip(present.devices, present.layers, measured, strict=True)
+        for name, layers, ready in stages:
+            self._costs.learn(name, layers, ready.forward_s + ready.backward_s)
         if self._config.plan.cuts:
             return None
         better = self.assign()
@@ -168,10 +170,18 @@ class Planner:
         return better if better.step_s < WORTHWHILE * self.step_s(present) else None
 
     def observe(self, present: Assignment, seconds: Sequence[float]) -> None:
-        """Learn from what a microbatch took each stage, forward and backward together."""
-        stages = zip(present.devices, present.layers, seconds, strict=True)
-        for name, layers, taken_s in stages:
-            self._costs.learn(name, layers, taken_s)
+        """Note what each stage computes in a step at present, its update included."""
+        for name in dict.fromkeys(present.devices):
+            self._costs.track(
+                name,
+                [
+                    StageWork(layers, present.microbatches, taken_s)
+                    for device, layers, taken_s in zip(
+                        present.devices, present.layers, seconds, strict=True
+                    )
+                    if device == name
+                ],
+            )
 
     def correct_memory(self, present: Assignment, refusal: OverfullDeviceError) -> None:
         """Learn that a stage needs more memory than was counted.

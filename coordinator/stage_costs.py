@@ -24,11 +24,21 @@ class StageTimes:
         return self.forward_s + self.backward_s
 
 
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """What a stage computed in a step: its layers, microbatches and seconds."""
+
+    layers: range
+    microbatches: int
+    seconds: float
+
+
 class StageCosts:
     """Predicts, and learns from what stages really take.
 
     Attributes:
         models: of each device.
+        drifts: by device, how many times as long it takes at present.
         memory_bytes: of each device, that its stages may be counted to need.
 
     Args:
@@ -49,6 +59,7 @@ class StageCosts:
         self._slowdowns = slowdowns
         self._optimizer = optimizer_name(train)
         self.models = {name: _model(hello) for name, hello in devices.items()}
+        self.drifts = dict.fromkeys(devices, 1.0)
         self.memory_bytes = {n: float(h.memory_bytes) for n, h in devices.items()}
 
     def layers(
@@ -82,13 +93,28 @@ class StageCosts:
         model = self.models[device]
         self.models[device] = model.learn(stage, exact_s, 0.0, fused=True)
 
+    def track(self, device: str, stages: Sequence[StageWork]) -> None:
+        """A device's stages take so long at present.
+
+        What is learnt of layers stays; the whole device counts as slower or faster.
+        """
+        self.drifts[device] = 1.0
+        known_s = 0.0
+        for work in stages:
+            times = self.stage(device, work.layers)
+            known_s += work.microbatches * times.compute_s + times.update_s
+        taken_s = sum(work.seconds for work in stages)
+        self.drifts[device] = max(taken_s, 1e-7) / max(known_s, 1e-7)
+
     def _times(self, device: str, features: LayerFeatures) -> StageTimes:
         """Where gradients are estimated, more forwards take the place of the backward."""
         model, slowdown = self.models[device], self._slowdowns[device]
-        forward_s, backward_s = model.forward_s(features), model.backward_s(features)
+        drift = self.drifts[device]
+        forward_s = drift * model.forward_s(features)
+        backward_s = drift * model.backward_s(features)
         if slowdown != 1.0:
             backward_s = max(0.0, slowdown * (forward_s + backward_s) - forward_s)
-        update_s = model.update_s(features, self._optimizer)
+        update_s = drift * model.update_s(features, self._optimizer)
         return StageTimes(forward_s, backward_s, update_s)
 
 

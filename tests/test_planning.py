@@ -79,9 +79,8 @@ def test_what_stages_take_moves_the_next_plan(tmp_path):
     first = mine.assign()
     assert len(first.devices) == 3
     pairs = zip(first.devices, mine.predict(first).times, strict=True)
-    slowed = [t.compute_s * (4 if name == "b" else 1) for name, t in pairs]
-    for _ in range(3):
-        mine.observe(first, slowed)
+    slowed = [4 * t.compute_s * (4 if name == "b" else 1) for name, t in pairs]
+    mine.observe(first, slowed)
     second = mine.assign()
     assert layers_of(second).get("b", 0) < layers_of(first)["b"]
     assert mine.step_s(second) < mine.step_s(first)

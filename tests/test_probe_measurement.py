@@ -235,7 +235,9 @@ def test_a_probe_writes_what_an_agent_announces(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [path]
     hello = equip("here", Limits(profile=profile)).hello
     assert hello.profile == profile
-    slow = equip("here", Limits(profile=profile, conditions=Conditions(speed=0.5))).hello.profile
+    slow = equip(
+        "here", Limits(profile=profile, conditions=Conditions(speed=0.5))
+    ).hello.profile
     assert slow is not None
     assert slow.run_overhead_s == 2 * profile.run_overhead_s
 
