@@ -66,7 +66,7 @@ class LatencyModel:
         weighted: [2T].
         measurements: rows learnt.
 
-    Cost: 2T = 24, so microseconds for a row and for a prediction, a solve for each model.
+    Cost: 2T = 30, so microseconds for a prediction, and a solve for each row learnt.
 
     Source: AccEPT (Chen et al. 2023) for a latency model that keeps learning; its features
     and code are not public. Recursive least squares with stabilised forgetting after
