@@ -20,18 +20,23 @@ class OpGroup(StrEnum):
     """Operators that one rate fits.
 
     dense: matrix products. pointwise: convolutions of one element that are matrix products
-    too. depthwise: convolutions in groups. transcendental: exp, erf, softmax and the like,
-    which compute more than they move. optimizer: the update of the weights.
+    too. depthwise: convolutions in groups. The plain ones are those that engines have no
+    kernel of their own for: channels that fill no blocks, and a depthwise stride. pooling:
+    over windows. reduction: over whole axes. transcendental: exp, erf, softmax and their
+    like, which compute more than they move. optimizer: the update of the weights.
     """
 
     DENSE = "dense"
     CONVOLUTION = "convolution"
+    CONVOLUTION_PLAIN = "convolution, plain"
     POINTWISE = "pointwise"
     DEPTHWISE = "depthwise"
+    DEPTHWISE_PLAIN = "depthwise, plain"
     ELEMENTWISE = "elementwise"
     TRANSCENDENTAL = "transcendental"
     NORMALIZATION = "normalization"
     POOLING = "pooling"
+    REDUCTION = "reduction"
     LAYOUT = "layout"
     RECURRENT = "recurrent"
     OPTIMIZER = "optimizer"

@@ -34,7 +34,9 @@ PATH = Path(__file__).resolve().parent.parent / "device_agent" / "assets" / FILE
 BATCHES = (1, 8, 32)
 COMPARED_BATCH = 8  # at which weights as inputs are compared with constants
 BLOCKS = (8, 16)
-BLOCKED = frozenset((OpGroup.CONVOLUTION, OpGroup.POINTWISE, OpGroup.DEPTHWISE))
+BLOCKED = frozenset(
+    (OpGroup.CONVOLUTION, OpGroup.POINTWISE, OpGroup.DEPTHWISE, OpGroup.DEPTHWISE_PLAIN)
+)
 START, END = "start", "end"
 
 Tensors = dict[str, np.ndarray]
@@ -128,6 +130,7 @@ def _channels(count: int) -> Op:
 
 
 D, C, P, W = OpGroup.DENSE, OpGroup.CONVOLUTION, OpGroup.POINTWISE, OpGroup.DEPTHWISE
+CP, WP = OpGroup.CONVOLUTION_PLAIN, OpGroup.DEPTHWISE_PLAIN
 E, T, N = OpGroup.ELEMENTWISE, OpGroup.TRANSCENDENTAL, OpGroup.NORMALIZATION
 CHAINS = (
     Chain("1 node", E, (4,), (plain("Relu"),)),
@@ -140,7 +143,9 @@ CHAINS = (
         (64, 128),
         (weighted("MatMul", (128, 256)), weighted("MatMul", (256, 128))),
     ),
-    Chain("conv5x5 6-16 14x14", C, (6, 14, 14), (conv(6, 16, 5), conv(16, 6, 5))),
+    Chain("conv5x5 6-16 14x14", CP, (6, 14, 14), (conv(6, 16, 5), conv(16, 6, 5))),
+    Chain("conv3x3 3-16 32x32", CP, (3, 32, 32), (conv(3, 16, 3),)),
+    Chain("conv5x5 1-8 28x28", CP, (1, 28, 28), (conv(1, 8, 5),)),
     Chain("conv3x3 16 32x32", C, (16, 32, 32), (conv(16, 16, 3),) * 2),
     Chain("conv3x3 64 8x8", C, (64, 8, 8), (conv(64, 64, 3),) * 2),
     Chain("conv3x3/2 32-64 16x16", C, (32, 16, 16), (conv(32, 64, 3, 2),)),
@@ -148,7 +153,8 @@ CHAINS = (
     Chain("conv1x1 64-256 8x8", P, (64, 8, 8), (conv(64, 256, 1), conv(256, 64, 1))),
     Chain("depthwise 96 32x32", W, (96, 32, 32), (conv(96, 96, 3, 1, 96),)),
     Chain("depthwise 192 8x8", W, (192, 8, 8), (conv(192, 192, 3, 1, 192),) * 2),
-    Chain("depthwise/2 96 32x32", W, (96, 32, 32), (conv(96, 96, 3, 2, 96),)),
+    Chain("depthwise/2 32 16x16", WP, (32, 16, 16), (conv(32, 32, 3, 2, 32),)),
+    Chain("depthwise/2 96 32x32", WP, (96, 32, 32), (conv(96, 96, 3, 2, 96),)),
     Chain("relu, add 16x32x32", E, (16, 32, 32), CHEAP),
     Chain("relu, add 64x64", E, (64, 64), CHEAP),
     Chain("tanh, erf 64x128", T, (64, 128), COSTLY),
@@ -158,7 +164,9 @@ CHAINS = (
     Chain("layernorm 64x128", N, (64, 128), (weighted(NORM[1], (128,), (128,)),) * 2),
     Chain("maxpool 16x32x32", OpGroup.POOLING, (16, 32, 32), (POOL, POOL)),
     Chain("meanpool 64x16x16", OpGroup.POOLING, (64, 16, 16), (MEAN, MEAN)),
-    Chain("pool 128x8x8", OpGroup.POOLING, (128, 8, 8), (plain("GlobalAveragePool"),)),
+    Chain("maxpool 64x8x8", OpGroup.POOLING, (64, 8, 8), (POOL,)),
+    Chain("pool 128x8x8", OpGroup.REDUCTION, (128, 8, 8), (plain("GlobalAveragePool"),)),
+    Chain("mean 64x128", OpGroup.REDUCTION, (64, 128), (fixed("ReduceMean", [1]),)),
     Chain("transpose 64x256", OpGroup.LAYOUT, (64, 256), (TURN,)),
     Chain(
         "concat 64x64",

@@ -38,15 +38,22 @@ def test_named_operators_exist():
 
 
 @pytest.mark.parametrize(
-    ("kernel", "group", "expected"),
+    ("kernel", "group", "stride", "expected"),
     [
-        ((8, 8, 3, 3), 1, OpGroup.CONVOLUTION),
-        ((8, 8, 1, 1), 1, OpGroup.POINTWISE),
-        ((8, 1, 3, 3), 8, OpGroup.DEPTHWISE),
+        ((16, 32, 3, 3), 1, 2, OpGroup.CONVOLUTION),
+        ((16, 3, 3, 3), 1, 1, OpGroup.CONVOLUTION_PLAIN),
+        ((6, 16, 3, 3), 1, 1, OpGroup.CONVOLUTION_PLAIN),
+        ((16, 16, 3), 1, 1, OpGroup.CONVOLUTION_PLAIN),
+        ((8, 8, 1, 1), 1, 1, OpGroup.POINTWISE),
+        ((16, 1, 3, 3), 16, 1, OpGroup.DEPTHWISE),
+        ((16, 1, 3, 3), 16, 2, OpGroup.DEPTHWISE_PLAIN),
+        ((8, 1, 3, 3), 8, 1, OpGroup.DEPTHWISE_PLAIN),
+        ((16, 4, 3, 3), 4, 1, OpGroup.DEPTHWISE_PLAIN),
     ],
 )
-def test_convolutions_are_told_apart(kernel, group, expected):
-    node = Node("Conv", "c", ("x", "w"), ("y",), {"group": group})
+def test_convolutions_are_told_apart(kernel, group, stride, expected):
+    attributes = {"group": group, "strides": [stride] * (len(kernel) - 2)}
+    node = Node("Conv", "c", ("x", "w"), ("y",), attributes)
     assert op_group(node, {"w": TensorSpec("w", "float32", kernel)}) is expected
 
 
@@ -62,7 +69,7 @@ def test_layers_add_up_to_the_whole():
 def test_a_first_layer_has_no_input_to_return_to():
     layers, _ = of(lenet())
     first, second = layers[0], layers[1]
-    conv = OpGroup.CONVOLUTION
+    conv = OpGroup.CONVOLUTION_PLAIN
     assert first.backward[conv].flop == first.forward[conv].flop / 2
     assert second.backward[conv] == second.forward[conv]
 

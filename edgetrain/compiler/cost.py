@@ -14,6 +14,9 @@ Values = Mapping[str, TensorSpec]
 MOVES_ONLY: Final = frozenset(
     {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Constant", "Shape"}
 )
+BLOCK: Final = (
+    16  # channels: what engines have kernels of their own for comes in whole ones
+)
 _OPERATORS: Final[Mapping[OpGroup, str]] = {
     OpGroup.DENSE: "MatMul Gemm Einsum",
     OpGroup.RECURRENT: "LSTM GRU RNN",
@@ -21,10 +24,11 @@ _OPERATORS: Final[Mapping[OpGroup, str]] = {
         "BatchNormalization LayerNormalization InstanceNormalization GroupNormalization"
         " MeanVarianceNormalization LpNormalization LRN"
     ),
-    OpGroup.POOLING: (
-        "MaxPool AveragePool LpPool GlobalMaxPool GlobalAveragePool GlobalLpPool MaxUnpool"
-        " ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2"
-        " ReduceSumSquare ReduceLogSum ReduceLogSumExp ArgMax ArgMin TopK CumSum"
+    OpGroup.POOLING: "MaxPool AveragePool LpPool MaxUnpool",
+    OpGroup.REDUCTION: (
+        "GlobalMaxPool GlobalAveragePool GlobalLpPool ReduceSum ReduceMean ReduceMax"
+        " ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum"
+        " ReduceLogSumExp ArgMax ArgMin TopK CumSum"
     ),
     OpGroup.LAYOUT: (
         "Reshape Flatten Squeeze Unsqueeze Identity Constant Shape"
@@ -45,10 +49,15 @@ def op_group(node: Node, values: Values) -> OpGroup:
     """The rate that fits a node; what is not known counts as elementwise."""
     if node.op_type not in {"Conv", "ConvTranspose"}:
         return _GROUP_OF.get(node.op_type, OpGroup.ELEMENTWISE)
-    if node.get("group", 1) > 1:
-        return OpGroup.DEPTHWISE
-    taps = math.prod(values[node.inputs[1]].shape[2:])
-    return OpGroup.POINTWISE if taps == 1 else OpGroup.CONVOLUTION
+    features, inner, *kernel = values[node.inputs[1]].shape
+    groups = node.get("group", 1)
+    plain = node.op_type == "ConvTranspose" or features % BLOCK or len(kernel) != 2
+    if groups > 1:
+        plain = plain or inner > 1 or max(node.get("strides", [1])) > 1
+        return OpGroup.DEPTHWISE_PLAIN if plain else OpGroup.DEPTHWISE
+    if math.prod(kernel) == 1:
+        return OpGroup.POINTWISE
+    return OpGroup.CONVOLUTION_PLAIN if plain or inner % BLOCK else OpGroup.CONVOLUTION
 
 
 def node_bytes(node: Node, values: Values) -> int:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
 
 from edgetrain.compiler.build import Node
 from edgetrain.compiler.cost import node_amount, op_group
 from edgetrain.compiler.cut import Layer
 from edgetrain.compiler.program import Program
-from edgetrain.compiler.trainable import LINEAR_OPS
 from edgetrain.compiler.values import value_table
 from edgetrain.op_groups import NONE, Amount, LayerFeatures, OpGroup
 from edgetrain.tensors import TensorSpec
+
+PRODUCTS: Final = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
 
 
 def layer_features(
@@ -61,8 +63,8 @@ def _features(
 def _backward_shares(nodes: Sequence[Node], trainable: frozenset[str]) -> list[float]:
     """Of each node, how much of its whole backward runs.
 
-    A linear node has two products to do, one for its weights and one for its input; both
-    count half. Any other node runs its backward or does not.
+    A product has two to do, one for its weights and one for its input; both count half.
+    Any other node runs its backward or does not.
     """
     reached = set(trainable)
     shares = []
@@ -70,6 +72,6 @@ def _backward_shares(nodes: Sequence[Node], trainable: frozenset[str]) -> list[f
         wanted = [name in reached for name in node.inputs if name]
         if any(wanted):
             reached.update(name for name in node.outputs if name)
-        linear = node.op_type in LINEAR_OPS
-        shares.append(sum(wanted[:2]) / 2 if linear else float(any(wanted)))
+        halves = node.op_type in PRODUCTS
+        shares.append(sum(wanted[:2]) / 2 if halves else float(any(wanted)))
     return shares

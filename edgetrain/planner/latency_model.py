@@ -29,11 +29,11 @@ _SIZE: Final = 2 * _HALF
 _INDEX: Final = {term: number for number, term in enumerate(_TERMS)}
 
 # Standard deviations, before anything is learnt: how far a whole device, one direction and
-# one group may be from what its profile says; and how well a stage's time is repeated.
+# one group may be from what its profile says; and what no factors explain of a stage.
 DEVICE: Final = 1.0
 DIRECTION: Final = 0.2
 GROUP: Final = 0.3
-MEASURED: Final = 0.05
+MEASURED: Final = 0.1
 KEPT: Final = 0.97  # of what was learnt counts after the next measurement
 LOWEST, HIGHEST = 0.02, 50.0  # factors beyond these are not believed
 MAX_BYTES: Final = 1 << 18
@@ -66,7 +66,7 @@ class LatencyModel:
         weighted: [2T].
         measurements: rows learnt.
 
-    Cost: 2T = 24, so microseconds for a row and for a prediction, a solve for each model.
+    Cost: 2T = 30, so microseconds for a prediction, and a solve for each row learnt.
 
     Source: AccEPT (Chen et al. 2023) for a latency model that keeps learning; its features
     and code are not public. Recursive least squares with stabilised forgetting after

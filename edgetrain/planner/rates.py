@@ -18,6 +18,7 @@ Vector = npt.NDArray[np.float64]
 RIDGE: Final = (
     1e-6  # of the scaled columns: decides between what the cases do not tell apart
 )
+ROUNDS: Final = 8
 MAX_RATE_S: Final = 3600.0
 LEAST_SHARE: Final = 0.05  # of a case's seconds that is its work, however short it is
 # Without a profile, by one speed: what it might do in the time of each.
@@ -111,18 +112,30 @@ def _direction(profile: DeviceProfile, timed: Sequence[tuple[Case, float]]) -> D
 
 
 def fit(cases: Sequence[tuple[Amount, float]]) -> Rate:
-    """The non-negative rates whose relative errors have the least sum of squares.
+    """The non-negative rates that fit best in proportion.
 
     Args:
         cases: amounts of work and their seconds, above 0.
 
     Returns:
-        The exact minimum, with a little ridge: the least squares of every subset of the
-        three columns is tried, and the best without a negative number is taken.
+        The minimum of sum (predicted - measured)^2 / (predicted measured), in which half
+        and twice are equally wrong, by least squares of a few rounds of weights. Each round
+        is exact, with a little ridge: of every subset of the three columns, the best
+        without a negative number.
     """
     rows = np.array([(a.flop, a.nbytes, a.nodes) for a, _ in cases], np.float64)
     seconds = np.array([s for _, s in cases], np.float64)
-    rows /= seconds[:, None]
+    predicted = seconds
+    best = np.zeros(3)
+    for _ in range(ROUNDS):
+        weights = 1 / np.sqrt(seconds * np.clip(predicted, seconds / 10, seconds * 10))
+        best = _least_squares(rows * weights[:, None], seconds * weights)
+        predicted = rows @ best
+    return Rate(*map(float, best))
+
+
+def _least_squares(rows: Vector, goal: Vector) -> Vector:
+    """The exact non-negative solution of [n, 3] rows, with a little ridge."""
     scale = np.sqrt((rows**2).sum(0))
     used = [column for column in range(3) if scale[column] > 0]
     best, least = np.zeros(3), np.inf
@@ -130,11 +143,12 @@ def fit(cases: Sequence[tuple[Amount, float]]) -> Rate:
         for subset in itertools.combinations(used, count):
             columns = list(subset)
             x = rows[:, columns] / scale[columns]
-            solution = np.linalg.solve(x.T @ x + RIDGE * np.eye(count), x.sum(0))
+            solution = np.linalg.solve(x.T @ x + RIDGE * np.eye(count), x.T @ goal)
             if solution.min() < 0:
                 continue
-            error = float(((x @ solution - 1) ** 2).sum() + RIDGE * (solution**2).sum())
+            error = float(((x @ solution - goal) ** 2).sum())
+            error += RIDGE * float((solution**2).sum())
             if error < least:
                 least, best = error, np.zeros(3)
                 best[columns] = solution / scale[columns]
-    return Rate(*map(float, best))
+    return best
