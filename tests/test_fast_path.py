@@ -137,7 +137,7 @@ def test_a_model_with_nothing_to_gain_has_no_fast_path():
 @needs_blocks
 def test_wrong_blocks_are_noticed_and_not_used(caplog):
     """Graphs for blocks of 8 run here without an error, and compute something else."""
-    (bundle,) = bundles(network(), block=8)
+    (bundle,) = bundles(network(), batch=16, block=8)
     stage, _ = choose(bundle, 8, make)
     assert stage.manifest.graphs == bundle.manifest.graphs
     assert "computes something else" in caplog.text

@@ -24,6 +24,10 @@ REORDER_OUTPUT: Final = f"{DOMAIN}::ReorderOutput"
 CONV: Final = f"{DOMAIN}::Conv"
 # A dense weight is put in blocks at every run, which pays from so many positions on.
 POSITIONS: Final = 512
+# A dense weight gradient reads a block of samples of the cotangent once for a few columns
+# of results, for up to so many blocks of features at a time. It must stay in the cache.
+FEATURE_BLOCKS: Final = 4
+CACHE_BYTES: Final = 2**21
 
 
 def use_blocks(g: GraphBuilder, nodes: Sequence[Node]) -> list[Node]:
@@ -48,9 +52,26 @@ def fits_dx(g: GraphBuilder, w: str, c: Correlation) -> bool:
     return c.window.turns and _fits(g, w, c, positions)
 
 
-def fits_dw(g: GraphBuilder, w: str, c: Correlation) -> bool:
+def fits_depthwise_dw(g: GraphBuilder, w: str, c: Correlation) -> bool:
     """Whether `depthwise_dw` serves."""
     return c.depthwise and _fits(g, w, c)
+
+
+def fits_dense_dw(g: GraphBuilder, w: str, c: Correlation) -> bool:
+    """Whether `dense_dw` serves, with whole blocks of samples and of features."""
+    at_once = g.block * min(c.features, FEATURE_BLOCKS * g.block) * c.positions
+    return (
+        g.block > 0
+        and not g.lean
+        and 4 * at_once <= CACHE_BYTES
+        and c.groups == 1
+        and len(c.window.kernel) == 2
+        and math.prod(c.window.kernel) > 1
+        and c.window.dilations[1] == 1
+        and c.batch % g.block == 0
+        and c.features % g.block == 0
+        and g.dtype(w) == "float32"
+    )
 
 
 def dx(g: GraphBuilder, w: str, dy: str, c: Correlation) -> str:
@@ -100,6 +121,70 @@ def depthwise_dw(g: GraphBuilder, x: str, dy: str, c: Correlation) -> str:
     taps = g("Slice", plain, g.ints(0, 0), g.ints(*window.kernel), g.ints(2, 3))
     split = reshape(g, taps, (c.batch, *c.weight_shape))
     return g("ReduceSum", split, g.ints(0), keepdims=0)
+
+
+def dense_dw(g: GraphBuilder, x: str, dy: str, c: Correlation) -> str:
+    """The weight gradient as one convolution that sums over samples as over channels.
+
+    The image is convolved with the cotangent as its kernel, the stride as its dilation.
+    Pixels and channels of the image share its last axis, channels innermost, so that the
+    results of all channels lie side by side: the kernel of the engine works on several at
+    once and reads the cotangent once for all of them. It takes columns in the padding one
+    at a time, so these are made part of the image.
+
+    Args:
+        g: where to emit.
+        x: image [N, C, *image].
+        dy: cotangent of the result, [N, M, *steps].
+        c: the sizes.
+    """
+    window = c.window
+    spare = [
+        (n - 1) * stride + reach + 1 - image - begin
+        for n, stride, reach, image, begin in zip(
+            window.steps, window.strides, window.reach, window.image, window.begin,
+            strict=True,
+        )
+    ]  # fmt: skip
+    product = g(
+        CONV, _samples_inside(g, x, spare, c), _cotangent_kernel(g, dy, c),
+        group=1, kernel_shape=list(window.steps),
+        pads=[window.begin[0], 0, max(0, spare[0]), 0],
+        strides=[window.dilations[0], 1],
+        dilations=[window.strides[0], window.strides[1] * c.channels],
+    )  # fmt: skip
+    plain = g(REORDER_OUTPUT, product, channels=c.features)
+    taps = reshape(g, plain, (c.features, *window.kernel, c.channels))
+    return g("Transpose", taps, perm=[0, 3, 1, 2])
+
+
+def _samples_inside(g: GraphBuilder, x: str, spare: Sequence[int], c: Correlation) -> str:
+    """[N, C, H, W] as [N / b, H, columns * C, b of N], declared [1, N, H, columns * C].
+
+    Rows and columns that no window reaches are cut off, columns of padding are added.
+    """
+    b, (height, width) = g.block, c.window.image
+    last = g("Transpose", x, perm=[0, 2, 3, 1])
+    image = g(REORDER_INPUT, reshape(g, last, (1, c.batch, height, width * c.channels)))
+    cut, (left, right) = min(0, spare[0]), (c.window.begin[1], spare[1])
+    if cut or left or right:
+        rows = reshape(g, image, (c.batch // b, height, width, c.channels * b))
+        image = g("Pad", rows, g.ints(0, 0, left, 0, 0, cut, right, 0))
+    columns = (left + width + right) * c.channels
+    return reshape(g, image, (1, c.batch, height + cut, columns))
+
+
+def _cotangent_kernel(g: GraphBuilder, dy: str, c: Correlation) -> str:
+    """[N, M, *steps] as [M / b, N / b, *steps, b of N, b of M], declared [M, N, *steps]."""
+    b, batches = g.block, c.batch // g.block
+    if c.features == b:
+        rows = reshape(g, dy, (batches, b * b, c.positions))
+        kernel = g("Transpose", rows, perm=[0, 2, 1])
+    else:
+        blocks = (batches, b, c.features // b, c.positions, b)
+        split = reshape(g, g(REORDER_INPUT, dy), blocks)
+        kernel = g("Transpose", split, perm=[2, 0, 3, 1, 4])
+    return reshape(g, kernel, (c.features, c.batch, *c.window.steps))
 
 
 def _forward(g: GraphBuilder, node: Node) -> None:

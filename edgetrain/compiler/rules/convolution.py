@@ -41,8 +41,7 @@ def conv_vjp(g: GraphBuilder, node: Node, dy: str) -> Cotangents:
     x, w = node.inputs[:2]
     c = conv_sizes(g, node)
     dx = (blocked.dx if blocked.fits_dx(g, w, c) else _conv_dx)(g, w, dy, c)
-    dw = (blocked.depthwise_dw if blocked.fits_dw(g, w, c) else conv_dw)(g, x, dy, c)
-    return dx, dw, channel_sums(g, dy, g.shape(node.output))
+    return dx, _weight_gradient(g, w, x, dy, c), channel_sums(g, dy, g.shape(node.output))
 
 
 def conv_jvp(g: GraphBuilder, node: Node, tangents: Tangents) -> str | None:
@@ -74,7 +73,16 @@ def conv_transpose_vjp(g: GraphBuilder, node: Node, dy: str) -> Cotangents:
         dilations=list(c.window.dilations), group=c.groups,
         pads=[*c.window.begin, *c.window.end],
     )  # fmt: skip
-    return dx, conv_dw(g, dy, x, c), channel_sums(g, dy, g.shape(node.output))
+    dw = _weight_gradient(g, w, dy, x, c)
+    return dx, dw, channel_sums(g, dy, g.shape(node.output))
+
+
+def _weight_gradient(g: GraphBuilder, w: str, image: str, dy: str, c: Correlation) -> str:
+    if blocked.fits_depthwise_dw(g, w, c):
+        return blocked.depthwise_dw(g, image, dy, c)
+    if blocked.fits_dense_dw(g, w, c):
+        return blocked.dense_dw(g, image, dy, c)
+    return conv_dw(g, image, dy, c)
 
 
 def conv_dw(g: GraphBuilder, image: str, dy: str, c: Correlation) -> str:
