@@ -24,13 +24,14 @@ UNKNOWN: Final = DeviceLink(12.5e6, 1e-3)  # no more than 100 Mbit/s is assumed
 
 
 def link_of(hello: Hello, fleet: FleetConfig) -> DeviceLink:
-    """A device's link: as it was measured, else what is usual for such a fleet."""
+    """A device's link: as simulated or measured, else what is usual for such a fleet."""
     profile = hello.profile
+    for device in fleet.simulate:
+        if device.name == hello.device:
+            return DeviceLink(device.link_bytes_per_s, device.latency_s)
     if profile is not None and profile.link is not None:
         return DeviceLink(profile.link.bytes_per_s, profile.link.latency_s)
-    simulated = {device.name for device in fleet.simulate}
-    here = fleet.broker == EMBEDDED or hello.device in simulated
-    return LOCAL if here else UNKNOWN
+    return LOCAL if fleet.broker == EMBEDDED else UNKNOWN
 
 
 def network_of(fleet: FleetConfig) -> Network:
