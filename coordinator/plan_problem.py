@@ -6,9 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from coordinator.network import DeviceLink
-from coordinator.stage_costs import StageCosts, optimizer_states
+from coordinator.experience import Experience, subject_of
+from coordinator.job import Job, keep_of
+from coordinator.network import DeviceLink, link_of, network_of
+from coordinator.profile_cache import ProfileCache
+from coordinator.stage_costs import CostedLayer, StageCosts, optimizer_states
+from edgetrain.compiler.cut import CutFinder
 from edgetrain.compiler.cut import Layer as CutLayer
+from edgetrain.compiler.features import layer_features
+from edgetrain.compiler.forecast import stash_forecast
 from edgetrain.config import ALL, RunConfig
 from edgetrain.errors import PlanError
 from edgetrain.planner.problem import PLAIN, RECOMPUTE, Device, Layer, Problem
@@ -111,3 +117,68 @@ class PlanTask:
             1 / (self.network.hop_s_per_byte + 1 / link.bytes_per_s),
             link.latency_s,
         )
+
+
+def task_of(
+    config: RunConfig,
+    job: Job,
+    devices: Mapping[str, Hello],
+    slowdowns: Mapping[str, float],
+    cache: ProfileCache,
+) -> PlanTask:
+    """What the plans of a run have in common.
+
+    Args:
+        config: what was asked.
+        job: the model.
+        devices: that may take part.
+        slowdowns: how much longer each takes than for exact gradients.
+        cache: of earlier runs' measurements.
+
+    Raises:
+        PlanError: cuts that are asked for cannot be made.
+    """
+    program, trainable = job.program, job.trainable
+    finder = CutFinder(program, trainable)
+    layers = _cut_layers(finder, config)
+    stretches = [finder.nodes[layer.start : layer.stop] for layer in layers]
+    features = layer_features(program, trainable, finder.nodes, layers)
+    costs = StageCosts(
+        [
+            CostedLayer(layer.start, layer.stop, work)
+            for layer, work in zip(layers, features, strict=True)
+        ],
+        devices,
+        slowdowns,
+        config.train,
+        Experience(cache, subject_of(config, job.sha256, program.batch, trainable)),
+    )
+    batch_statistics = config.train.batchnorm == "train"
+    return PlanTask(
+        config=config,
+        layers=layers,
+        stash_bytes=stash_forecast(
+            program,
+            trainable,
+            stretches,
+            keep_of(config),
+            batch_statistics=batch_statistics,
+        ),
+        input_bytes=sum(spec.nbytes for spec in program.inputs),
+        microbatch=program.batch,
+        costs=costs,
+        devices=devices,
+        links={name: link_of(hello, config.fleet) for name, hello in devices.items()},
+        exact=all(factor == 1.0 for factor in slowdowns.values()),
+        network=network_of(config.fleet),
+    )
+
+
+def _cut_layers(finder: CutFinder, config: RunConfig) -> tuple[CutLayer, ...]:
+    names = config.plan.cuts
+    if not names:
+        return finder.layers()
+    cuts = [finder.named(n if isinstance(n, str) else n[0]) for n in names]
+    if sorted({cut.position for cut in cuts}) != [cut.position for cut in cuts]:
+        raise PlanError("[plan] cuts are not in the order of the model, or one is twice")
+    return finder.between([*cuts, finder.layers()[-1].output])

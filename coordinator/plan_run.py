@@ -9,7 +9,7 @@ from coordinator.figures import bytes_text, count_text, seconds_text
 from coordinator.fleet import Fleet
 from coordinator.job import Job, prepare
 from coordinator.planning import Planner
-from coordinator.pretrained import is_pretrained
+from coordinator.profile_cache import NO_CACHE, ProfileCache
 from coordinator.settle import for_fleet
 from coordinator.tables import Column, print_table
 from coordinator.train_command import coordinator_transport
@@ -31,7 +31,9 @@ _COLUMNS = (
 )
 
 
-def plan_run(config: RunConfig, password: str | None) -> Plan:
+def plan_run(
+    config: RunConfig, password: str | None, cache: ProfileCache = NO_CACHE
+) -> Plan:
     """Plan a run without running it.
 
     Devices on a broker are asked what they can do; where the run starts a broker of its
@@ -40,6 +42,7 @@ def plan_run(config: RunConfig, password: str | None) -> Plan:
     Args:
         config: the run.
         password: of the broker, where its URL has none.
+        cache: of what earlier runs measured.
 
     Raises:
         InputError: model, data or fleet do not do, or no plan satisfies the request.
@@ -47,16 +50,16 @@ def plan_run(config: RunConfig, password: str | None) -> Plan:
     """
     job = prepare(config)
     devices = _devices(config, password)
-    job = for_fleet(job, devices)
-    planner = planner_of(job, devices)
+    job = for_fleet(job, devices, cache)
+    planner = planner_of(job, devices, cache)
     return written(planner, planner.assign(), job.sha256)
 
 
-def planner_of(job: Job, devices: Mapping[str, Hello]) -> Planner:
+def planner_of(
+    job: Job, devices: Mapping[str, Hello], cache: ProfileCache = NO_CACHE
+) -> Planner:
     """The planner of a run on these devices."""
-    return Planner(
-        job.config, job.program, job.trainable, devices, lambda: is_pretrained(job)
-    )
+    return Planner(job.config, job, devices, cache)
 
 
 def show_run(plan: Plan) -> None:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from coordinator.assignment import Assignment
 from coordinator.gradients import Chooser
-from coordinator.job import keep_of
-from coordinator.network import link_of, network_of
-from coordinator.plan_problem import PlanTask
+from coordinator.job import Job, keep_of
+from coordinator.plan_problem import task_of
 from coordinator.prediction import Prediction, Surrounds, predict
-from coordinator.stage_costs import StageCosts, StageTimes, StageWork
-from edgetrain.compiler.cut import CutFinder
-from edgetrain.compiler.cut import Layer as CutLayer
-from edgetrain.compiler.features import layer_features
-from edgetrain.compiler.forecast import stash_forecast
-from edgetrain.compiler.program import Program
+from coordinator.pretrained import is_pretrained
+from coordinator.profile_cache import NO_CACHE, ProfileCache
+from coordinator.stage_costs import StageTimes, StageWork
 from edgetrain.compiler.stash import Keep
 from edgetrain.config import RunConfig
 from edgetrain.errors import OverfullDeviceError, PlanError
@@ -40,59 +36,34 @@ class Planner:
     """Plans one run, and learns from it.
 
     Args:
-        config: what was asked.
-        program: the model.
-        trainable: weights whose users must stay in one stage.
+        config: what was asked, as far as it can be kept.
+        job: the model and its data.
         devices: those that may take part.
-        pretrained: tells whether the model is, at the cost of an evaluation.
+        cache: of what earlier runs measured.
     """
 
     def __init__(
         self,
         config: RunConfig,
-        program: Program,
-        trainable: frozenset[str],
+        job: Job,
         devices: Mapping[str, Hello],
-        pretrained: Callable[[], bool],
+        cache: ProfileCache = NO_CACHE,
     ) -> None:
         self._config = config
-        self.remarks = program.remarks
-        self._finder = CutFinder(program, trainable)
+        self.remarks = job.program.remarks
         self._hellos = _candidates(config, devices)
-        self._chooser = Chooser(config, program, trainable, self._hellos, pretrained)
-        self._layers = self._cut_layers()
-        nodes = self._finder.nodes
-        stash_bytes = stash_forecast(
-            program,
-            trainable,
-            [nodes[layer.start : layer.stop] for layer in self._layers],
-            keep_of(config),
-            batch_statistics=config.train.batchnorm == "train",
+        self._chooser = Chooser(
+            config, job.program, job.trainable, self._hellos, lambda: is_pretrained(job)
         )
         slowdowns = {name: self._chooser.slowdown(name) for name in self._hellos}
-        self._costs = StageCosts(
-            layer_features(program, trainable, nodes, self._layers),
-            self._hellos,
-            slowdowns,
-            config.train,
-        )
-        self._task = PlanTask(
-            config=config,
-            layers=self._layers,
-            stash_bytes=stash_bytes,
-            input_bytes=sum(spec.nbytes for spec in program.inputs),
-            microbatch=program.batch,
-            costs=self._costs,
-            devices=self._hellos,
-            links={n: link_of(hello, config.fleet) for n, hello in self._hellos.items()},
-            exact=all(factor == 1.0 for factor in slowdowns.values()),
-            network=network_of(config.fleet),
-        )
+        self._task = task_of(config, job, self._hellos, slowdowns, cache)
+        self._layers = self._task.layers
+        self._costs = self._task.costs
         self._around = Surrounds(
             self._task.network,
             "first" if config.data.device else "coordinator",
             input_bytes=self._task.input_bytes,
-            label_bytes=LABEL_BYTES * program.batch,
+            label_bytes=LABEL_BYTES * job.program.batch,
         )
 
     @property
@@ -160,8 +131,11 @@ class Planner:
             A better assignment, or None when moving is not worth it.
         """
         stages = zip(present.devices, present.layers, measured, strict=True)
-        for name, layers, ready in stages:
-            self._costs.learn(name, layers, ready.forward_s + ready.backward_s)
+        for (name, layers, ready), mode in zip(
+            stages, present.gradients.modes, strict=True
+        ):
+            times = (ready.forward_s, ready.backward_s)
+            self._costs.learn(name, layers, times, mode)
         if self._config.plan.cuts:
             return None
         better = self.assign()
@@ -257,18 +231,6 @@ class Planner:
             bound_by=placement.bound_by,
         )
         return replace(assignment, step_s=self.step_s(assignment))
-
-    def _cut_layers(self) -> tuple[CutLayer, ...]:
-        names = self._config.plan.cuts
-        if not names:
-            return self._finder.layers()
-        cuts = [self._finder.named(n if isinstance(n, str) else n[0]) for n in names]
-        if sorted({cut.position for cut in cuts}) != [cut.position for cut in cuts]:
-            raise PlanError(
-                "[plan] cuts are not in the order of the model, or one is twice"
-            )
-        end = replace(self._finder.layers()[-1].output)
-        return self._finder.between([*cuts, end])
 
 
 def _solved(problem: Problem) -> Optimum:

@@ -236,3 +236,6 @@ def _model_key(hello: Hello) -> str:
 
 def _same_speed(then: float, now: float) -> bool:
     return then > 0 and now > 0 and 1 / SAME_SPEED <= then / now <= SAME_SPEED
+
+
+NO_CACHE: Final = ProfileCache(None)

@@ -18,7 +18,7 @@ from coordinator.job import Job, Means
 from coordinator.optimizer import optimizer_spec
 from coordinator.pipeline_loop import Pipeline
 from coordinator.planning import Planner
-from coordinator.pretrained import is_pretrained
+from coordinator.profile_cache import NO_CACHE, ProfileCache
 from coordinator.written_plan import written
 from edgetrain.errors import DataError, OverfullDeviceError, PlanError, TransportError
 from edgetrain.manifest import Manifest
@@ -88,7 +88,9 @@ class Rollout:
         )
         return Supply(order, local, eval_samples)
 
-    def planner(self, devices: Mapping[str, Hello], supply: Supply) -> Planner:
+    def planner(
+        self, devices: Mapping[str, Hello], supply: Supply, cache: ProfileCache = NO_CACHE
+    ) -> Planner:
         """The planner of the run.
 
         Raises:
@@ -99,9 +101,7 @@ class Rollout:
         if not supply.eval_samples:  # nothing to compare a stage on
             estimator = msgspec.structs.replace(config.estimator, gate=False)
             config = msgspec.structs.replace(config, estimator=estimator)
-        return Planner(
-            config, job.program, job.trainable, devices, lambda: is_pretrained(job)
-        )
+        return Planner(config, job, devices, cache)
 
     def begin(self, planner: Planner, supply: Supply, total_steps: int) -> Deployed:
         """Deploy a first plan, and a second if the times measured ask for one.

@@ -26,6 +26,7 @@ from coordinator.metrics import (
 )
 from coordinator.mover import Course, Mover
 from coordinator.pipeline_loop import Pipeline, PipelineLoop
+from coordinator.profile_cache import NO_CACHE, ProfileCache
 from coordinator.recorder import Recorder
 from coordinator.report import Report, render
 from coordinator.rollout import Rollout
@@ -80,9 +81,13 @@ class Session:
         job: what to train.
         transport: the coordinator's, not yet open.
         watch: who looks on.
+        cache: of what earlier runs measured, for this one and those to come.
     """
 
-    def __init__(self, job: Job, transport: Transport, watch: Watch) -> None:
+    def __init__(
+        self, job: Job, transport: Transport, watch: Watch, cache: ProfileCache = NO_CACHE
+    ) -> None:
+        self._cache = cache
         self._job = job
         self._fleet = Fleet(transport)
         self._watch = watch
@@ -100,7 +105,7 @@ class Session:
         try:
             self._fleet.open()
             devices = self._fleet.wait(wanted.names, wanted.count, wanted.wait_s)
-            self._job = for_fleet(self._job, devices)
+            self._job = for_fleet(self._job, devices, self._cache)
             rollout = self._rollout()
             try:
                 return self._run_on(rollout, devices, out)
@@ -120,7 +125,7 @@ class Session:
         config = self._job.config
         supply = rollout.supply(devices)
         total = config.train.total_steps(supply.order.steps_per_epoch)
-        planner = rollout.planner(devices, supply)
+        planner = rollout.planner(devices, supply, self._cache)
         deployed = rollout.begin(planner, supply, total)
         course = Course(rollout, planner, supply, total, self._watch.clock)
         now = datetime.now().astimezone()

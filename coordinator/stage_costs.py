@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from coordinator.experience import Experience
+from coordinator.profile_cache import StageTime
+from edgetrain.manifest import Mode
 from edgetrain.op_groups import Amount, LayerFeatures, stage_features
-from edgetrain.planner.latency_model import LatencyModel
 from edgetrain.train_config import TrainConfig
 from edgetrain.wire.hello import Hello
+
+
+@dataclass(frozen=True, slots=True)
+class CostedLayer:
+    """A layer of the planner: its nodes, from `start` to before `stop`, and their work."""
+
+    start: int
+    stop: int
+    features: LayerFeatures
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +53,28 @@ class StageCosts:
         memory_bytes: of each device, that its stages may be counted to need.
 
     Args:
-        features: of each layer, for one microbatch.
+        layers: of the model, for one microbatch.
         devices: that may take part.
         slowdowns: how much longer a device takes than for exact gradients.
         train: names the optimizer.
+        experience: of earlier runs.
     """
 
     def __init__(
         self,
-        features: Sequence[LayerFeatures],
+        layers: Sequence[CostedLayer],
         devices: Mapping[str, Hello],
         slowdowns: Mapping[str, float],
         train: TrainConfig,
+        experience: Experience,
     ) -> None:
-        self._features = tuple(features)
+        self._layers = tuple(layers)
+        self._devices = devices
         self._slowdowns = slowdowns
         self._optimizer = optimizer_name(train)
-        self.models = {name: _model(hello) for name, hello in devices.items()}
+        self._experience = experience
+        self.models = {name: experience.model(hello) for name, hello in devices.items()}
+        self._known = {n: dict(experience.known(hello)) for n, hello in devices.items()}
         self.drifts = dict.fromkeys(devices, 1.0)
         self.memory_bytes = {n: float(h.memory_bytes) for n, h in devices.items()}
 
@@ -69,29 +85,40 @@ class StageCosts:
 
         Args:
             device: its name.
-            scale: of a microbatch, so many times as large as the one that features are of.
+            scale: of a microbatch, so many times as large as the one the layers are of.
         """
-        times = [self._times(device, scaled(f, scale)) for f in self._features]
+        times = [self._times(device, scaled(x.features, scale)) for x in self._layers]
         return tuple(t.forward_s for t in times), tuple(t.backward_s for t in times)
 
-    def stage(self, device: str, layers: range, scale: float = 1.0) -> StageTimes:
-        """Of a stage of these layers; arguments as of `layers`."""
-        stage = stage_features(self._features[layers.start : layers.stop])
-        return self._times(device, scaled(stage, scale))
+    def stage(self, device: str, layers: range) -> StageTimes:
+        """Of a stage of these layers: as it was measured, else predicted."""
+        predicted = self._times(device, self._work(layers))
+        known = self._known[device].get(self._place(layers))
+        if known is None or self._slowdowns[device] != 1.0:
+            return predicted
+        forward_s, backward_s = (self.drifts[device] * seconds for seconds in known)
+        return StageTimes(forward_s, backward_s, predicted.update_s)
 
     def trainable_elements(self, layer: int) -> int:
-        return self._features[layer].trainable_elements
+        return self._layers[layer].features.trainable_elements
+
+    def learn(
+        self, device: str, layers: range, measured: tuple[float, float], mode: Mode
+    ) -> None:
+        """A microbatch took a stage so long, forward and backward, when it was loaded."""
+        forward_s, backward_s = (max(seconds, 0.0) for seconds in measured)
+        exact_s = max(forward_s + backward_s, 1e-7) / self._slowdowns[device]
+        model = self.models[device].learn(self._work(layers), exact_s, 0.0, fused=True)
+        self.models[device] = model
+        start, stop, last = place = self._place(layers)
+        if mode is Mode.VJP:
+            self._known[device][place] = (forward_s, backward_s)
+        stage = StageTime(start, stop, mode.value, last, forward_s, backward_s)
+        self._experience.add(self._devices[device], stage, model)
 
     def correct_memory(self, device: str, share: float) -> None:
         """Count on less of a device's memory, as stages need more than is counted."""
         self.memory_bytes[device] *= share
-
-    def learn(self, device: str, layers: range, seconds: float) -> None:
-        """A microbatch took a stage so long, forward and backward together."""
-        stage = stage_features(self._features[layers.start : layers.stop])
-        exact_s = max(seconds, 1e-7) / self._slowdowns[device]
-        model = self.models[device]
-        self.models[device] = model.learn(stage, exact_s, 0.0, fused=True)
 
     def track(self, device: str, stages: Sequence[StageWork]) -> None:
         """A device's stages take so long at present.
@@ -105,6 +132,14 @@ class StageCosts:
             known_s += work.microbatches * times.compute_s + times.update_s
         taken_s = sum(work.seconds for work in stages)
         self.drifts[device] = max(taken_s, 1e-7) / max(known_s, 1e-7)
+
+    def _work(self, layers: range) -> LayerFeatures:
+        mine = self._layers[layers.start : layers.stop]
+        return stage_features(layer.features for layer in mine)
+
+    def _place(self, layers: range) -> tuple[int, int, bool]:
+        first, last = self._layers[layers.start], self._layers[layers.stop - 1]
+        return first.start, last.stop, layers.stop == len(self._layers)
 
     def _times(self, device: str, features: LayerFeatures) -> StageTimes:
         """Where gradients are estimated, more forwards take the place of the backward."""
@@ -142,9 +177,3 @@ def scaled(features: LayerFeatures, scale: float) -> LayerFeatures:
 
 def _scaled(amount: Amount, scale: float) -> Amount:
     return Amount(scale * amount.flop, scale * amount.nbytes, amount.nodes)
-
-
-def _model(hello: Hello) -> LatencyModel:
-    if hello.profile is not None:
-        return LatencyModel.of(hello.profile)
-    return LatencyModel.of_speed(hello.flop_per_s)

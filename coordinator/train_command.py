@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from coordinator.job import prepare
+from coordinator.profile_cache import NO_CACHE, ProfileCache
 from coordinator.progress import Progress, open_progress
 from coordinator.session import Outcome, Session
 from coordinator.stop import StopRequest, signals_to
@@ -35,11 +36,13 @@ class Options:
     Attributes:
         out: the run folder; None: a new one under ``runs``.
         password: of the broker, where its URL has none.
+        cache: of what earlier runs measured.
     """
 
     out: Path | None = None
     as_json: bool = False
     password: str | None = None
+    cache: ProfileCache = NO_CACHE
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -105,7 +108,7 @@ def execute(config: RunConfig, options: Options, progress: Progress) -> Outcome:
         processes = ProcessFleet(url, simulated, fleet.namespace)
         stack.enter_context(processes)
         progress.say(f"waiting for devices at {BrokerAddress.parse(url)}")
-        session = Session(job, transport, Watch(progress, stop.stopped))
+        session = Session(job, transport, Watch(progress, stop.stopped), options.cache)
         try:
             return session.train(options.out)
         except FleetError as error:

@@ -7,11 +7,14 @@ import onnx
 import pytest
 
 from coordinator.assignment import Assignment
+from coordinator.plan_run import planner_of
+from coordinator.profile_cache import ProfileCache
 from coordinator.settle import for_fleet
 from edgetrain.compiler.normalise import normalise
 from edgetrain.compiler.stash import Keep
 from edgetrain.errors import PlanError
 from edgetrain.sim.fleet import SimDevice
+from edgetrain.wire.messages import Ready
 from tests.plan_task import LAYERS, chain_job, hello, planner, write_chain
 
 FLEET = {"devices": ["a", "b", "c"]}
@@ -116,3 +119,22 @@ def test_a_device_with_both_ends_trains_to_the_weights_of_one_alone(
     for name, value in expected.items():
         error = np.linalg.norm(found[name] - value)
         assert error <= 1e-6 * np.linalg.norm(value), name
+
+
+def test_the_next_run_predicts_by_what_the_last_one_measured(tmp_path):
+    cache = ProfileCache(tmp_path / "cache")
+    job = chain_job(tmp_path, fleet={"devices": ["a", "b"]}, plan={"stages": "all"})
+    devices = {name: hello(name) for name in "ab"}
+    first = planner_of(job, devices, cache)
+    plan = first.assign()
+    before = first.predict(plan).times
+    ready = [Ready(1, 0, n, 0.05, 0.2, 1000) for n in range(2)]
+    first.improve(plan, ready)
+    again = planner_of(job, devices, cache)
+    for times in again.predict(plan).times:
+        assert (times.forward_s, times.backward_s) == (0.05, 0.2)
+    other = chain_job(tmp_path, fleet={"devices": ["a", "b"]}, train={"microbatches": 2})
+    learnt = planner_of(other, devices, cache).predict(plan).times
+    fresh = planner_of(other, devices).predict(plan).times
+    assert learnt[0].compute_s > 2 * fresh[0].compute_s, "the device is known to be slower"
+    assert before[0].compute_s < 0.25
