@@ -138,7 +138,7 @@ class Mover:
             for totals in tally.stages
         ]
         course.planner.observe(present, seconds)
-        better = course.planner.assign()
+        better = course.planner.assign(explain=False)
         if better.placed == present.placed:
             return None
         stayed_s, moved_s = course.planner.step_s(present), course.planner.step_s(better)

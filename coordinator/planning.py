@@ -17,10 +17,9 @@ from coordinator.stage_costs import StageTimes, StageWork
 from edgetrain.compiler.stash import Keep
 from edgetrain.config import RunConfig
 from edgetrain.errors import OverfullDeviceError, PlanError
-from edgetrain.planner.exact import ExactSolver
 from edgetrain.planner.placement import Placement
 from edgetrain.planner.problem import RECOMPUTE, Problem
-from edgetrain.planner.search import Optimum, optimise
+from edgetrain.planner.solution import Solution, plan
 from edgetrain.train_config import AUTO
 from edgetrain.wire.hello import Hello
 from edgetrain.wire.messages import Ready
@@ -76,8 +75,11 @@ class Planner:
         """Of a step, likewise."""
         return self._config.train.batch_size // self.microbatch
 
-    def assign(self) -> Assignment:
+    def assign(self, *, explain: bool = True) -> Assignment:
         """Choose cuts, places and schedule with what is known of the devices so far.
+
+        Args:
+            explain: whether to say why devices are left out, which takes longer.
 
         Raises:
             PlanError: more stages than cuts, not enough memory, or a pin or mode that
@@ -90,7 +92,7 @@ class Planner:
         failure: PlanError | None = None
         for schedule in schedules:
             try:
-                found = self._best(schedule)
+                found = self._best(schedule, explain=explain)
             except PlanError as error:
                 failure = failure or error
                 continue
@@ -117,7 +119,8 @@ class Planner:
         failure: PlanError | None = None
         for count in counts:
             try:
-                times[count] = _solved(self._task.problem(schedule, count)).best.time_s
+                problem = self._task.problem(schedule, count)
+                times[count] = plan(problem, explain=False).placement.time_s
             except PlanError as error:
                 failure = error
         if not times:
@@ -191,18 +194,18 @@ class Planner:
         """Elements of the weights in a stage."""
         return sum(self._layers[index].weight_elements for index in layers)
 
-    def _best(self, schedule: str) -> Assignment:
+    def _best(self, schedule: str, *, explain: bool) -> Assignment:
         """The best of the placements that the search offers, played out."""
         problem = self._task.problem(schedule, self.microbatches)
-        plan = _solved(problem)
-        options = list(self._assignments(problem, plan))
+        solution = plan(problem, explain=explain)
+        options = list(self._assignments(problem, solution))
         best = min(options, key=lambda option: option.step_s)
-        return replace(best, gap=plan.gap)
+        return replace(best, gap=solution.gap, left_out=dict(solution.left_out))
 
-    def _assignments(self, problem: Problem, plan: Optimum) -> Iterator[Assignment]:
+    def _assignments(self, problem: Problem, solution: Solution) -> Iterator[Assignment]:
         failure: PlanError | None = None
         found = 0
-        for placement in plan.pareto[:CANDIDATES]:
+        for placement in solution.alternatives[:CANDIDATES]:
             try:
                 yield self._assignment(problem, placement)
                 found += 1
@@ -231,13 +234,6 @@ class Planner:
             bound_by=placement.bound_by,
         )
         return replace(assignment, step_s=self.step_s(assignment))
-
-
-def _solved(problem: Problem) -> Optimum:
-    optimum = optimise(ExactSolver(problem), 1e9)
-    if optimum is None:
-        raise PlanError("nothing fits")
-    return optimum
 
 
 def _candidates(config: RunConfig, devices: Mapping[str, Hello]) -> dict[str, Hello]:

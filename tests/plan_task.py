@@ -36,7 +36,7 @@ def chain() -> onnx.ModelProto:
 def write_chain(folder: Path) -> None:
     rng = np.random.default_rng(0)
     onnx.save(chain(), folder / "chain.onnx")
-    for name, count in (("train", 128), ("eval", 64)):
+    for name, count in (("train", 1024), ("eval", 64)):
         x = rng.standard_normal((count, WIDTH), np.float32)
         np.savez(folder / f"{name}.npz", x=x, labels=x[:, :CLASSES].argmax(1))
 

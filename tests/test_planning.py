@@ -58,7 +58,7 @@ def test_as_many_microbatches_as_make_the_shortest_step(tmp_path):
 
 
 def test_stages_recompute_only_where_they_would_not_fit(tmp_path):
-    train = {"microbatches": 16, "batch_size": 64}
+    train = {"microbatches": 8, "batch_size": 1024}
     job = chain_job(tmp_path, fleet=FLEET, train=train)
     roomy = planner(job, hello("a"), hello("b"), hello("c")).assign()
     assert set(roomy.keeps) == {Keep.LEAST}
