@@ -5,14 +5,16 @@
 Needs the oracle environment (`make oracle`). First the machine is probed as by
 `edgetrain-agent probe`, on one thread; with --cpu everything is measured in CPU seconds of
 the process, for a machine that has other work too. Each network is cut into stages of about
-equal arithmetic, and each is timed, forward and backward, as an agent would run it. The
-errors are those of forward + backward, as a share of what was measured; the median and
-the largest of a network's stages:
+equal arithmetic, and each is timed, forward and backward, as an agent would run it. An
+error is the sum over a network's stages of |predicted - measured|, as a share of what they
+took; each stage is predicted
 
-    speed      predicted from one speed of matrix products
+    speed      from one speed of matrix products
     profile    from the profile
-    learnt     from the profile, and the time of the stage before (the last, of the first)
-    step       of the sum over all stages: by the profile; by all stages but each itself
+    one        from the profile, and the time of the stage before it
+    others     from the profile, and the times of all other stages of the network
+    own        likewise, and its own
+    step       the sum of all, by `others`, with its sign
 """
 
 from __future__ import annotations
@@ -72,9 +74,6 @@ class Timed:
     def teach(self, model: LatencyModel) -> LatencyModel:
         return model.learn(self.features, self.forward_s, self.backward_s, fused=self.fused)
 
-    def error(self, model: LatencyModel) -> float:
-        return self.predicted_s(model) / self.seconds - 1
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -84,11 +83,15 @@ class Row:
     batch: int
     stages: int
     measured_ms: float
-    speed: tuple[float, float]
-    profile: tuple[float, float]
-    learnt: tuple[float, float]
-    step_profile: float
-    step_learnt: float
+    speed: float
+    profile: float
+    one: float
+    others: float
+    own: float
+    step: float
+
+
+COLUMNS = ("speed", "profile", "one", "others", "own")
 
 
 def main() -> None:
@@ -109,12 +112,10 @@ def main() -> None:
             timed = stages(name, batch, engine, clock)
             rows.append(compare(name, batch, timed, start, plain))
             print(_line(rows[-1]), flush=True)
-    for column in ("speed", "profile", "learnt"):
-        medians = [getattr(row, column)[0] for row in rows]
-        print(f"median of medians, {column}: {100 * statistics.median(medians):.0f} %")
-    for column in ("step_profile", "step_learnt"):
-        errors = [abs(getattr(row, column)) for row in rows]
-        print(f"median error of the sum, {column}: {100 * statistics.median(errors):.0f} %")
+    for column in COLUMNS:
+        errors = [getattr(row, column) for row in rows]
+        print(f"median {column}: {100 * statistics.median(errors):.0f} %")
+    print(f"median |step|: {100 * statistics.median(abs(row.step) for row in rows):.0f} %")
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
 
@@ -185,40 +186,34 @@ def compare(
     start: LatencyModel,
     plain: LatencyModel,
 ) -> Row:
-    taught = [timed[n - 1].teach(start) for n in range(len(timed))]
-    most = []
-    for left in range(len(timed)):
-        model = start
-        for n, one in enumerate(timed):
-            model = one.teach(model) if n != left else model
-        most.append(model)
+    stages = range(len(timed))
+    models = {
+        "speed": [plain for _ in stages],
+        "profile": [start for _ in stages],
+        "one": [timed[n - 1].teach(start) for n in stages],
+        "others": [_taught(start, [timed[m] for m in stages if m != n]) for n in stages],
+        "own": [_taught(start, timed) for _ in stages],
+    }
     total_s = sum(one.seconds for one in timed)
-    return Row(
-        name,
-        batch,
-        len(timed),
-        1e3 * total_s,
-        _spread([one.error(plain) for one in timed]),
-        _spread([one.error(start) for one in timed]),
-        _spread([one.error(model) for one, model in zip(timed, taught, strict=True)]),
-        sum(one.predicted_s(start) for one in timed) / total_s - 1,
-        sum(o.predicted_s(m) for o, m in zip(timed, most, strict=True)) / total_s - 1,
-    )
+    errors, sums = {}, {}
+    for column, chosen in models.items():
+        predicted = [t.predicted_s(m) for t, m in zip(timed, chosen, strict=True)]
+        wrong = [abs(p - t.seconds) for p, t in zip(predicted, timed, strict=True)]
+        errors[column], sums[column] = sum(wrong) / total_s, sum(predicted) / total_s - 1
+    return Row(name, batch, len(timed), 1e3 * total_s, **errors, step=sums["others"])
 
 
-def _spread(errors: Sequence[float]) -> tuple[float, float]:
-    sizes = [abs(error) for error in errors]
-    return statistics.median(sizes), max(sizes)
+def _taught(model: LatencyModel, shown: Sequence[Timed]) -> LatencyModel:
+    for one in shown:
+        model = one.teach(model)
+    return model
 
 
 def _line(row: Row) -> str:
-    def text(pair: tuple[float, float]) -> str:
-        return f"{100 * pair[0]:4.0f} ({100 * pair[1]:4.0f})"
-
+    errors = "  ".join(f"{column} {100 * getattr(row, column):3.0f}" for column in COLUMNS)
     return (
         f"{row.model:10} batch {row.batch:3}  {row.stages} stages {row.measured_ms:8.2f} ms"
-        f"  speed {text(row.speed)}  profile {text(row.profile)}  learnt {text(row.learnt)}"
-        f"  step {100 * row.step_profile:+4.0f} {100 * row.step_learnt:+4.0f} %"
+        f"  {errors}  step {100 * row.step:+4.0f} %"
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import platform
 import re
 import sys
@@ -16,6 +18,7 @@ import msgspec
 
 from device_agent.equip import Limits, equip
 from device_agent.measure import Measured, Measurement, Progress, measure
+from device_agent.probe import cores
 from device_agent.probe_set import ProbeSet
 from device_agent.thread_search import Threading
 from edgetrain.device_profile import Case, DeviceProfile
@@ -26,7 +29,10 @@ from edgetrain.train_config import AUTO
 from edgetrain.transport.base import Transport
 from edgetrain.wire.hello import Hello
 
+log = logging.getLogger(__name__)
+
 BAR: Final = 20
+BUSY: Final = 0.5  # of the cores
 _FOREIGN: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -70,6 +76,7 @@ def probe(request: Request, probes: ProbeSet) -> None:
     if request.quick:
         _show(facts, _quick_table(hello), as_json=request.as_json)
         return
+    _warn_if_busy()
     measured = measure(
         Measurement(
             device=request.name,
@@ -105,7 +112,7 @@ def table(measured: Measured) -> str:
             f"link       {1e3 * link.latency_s:.2f} ms to the broker,"
             f" {link.bytes_per_s / 1e6:.1f} MB/s there and back"
         )
-    factors = ", ".join(f"{g} {f:.2f}" for g, f in profile.weights_as_inputs.items())
+    factors = "; ".join(f"{g} {f:.2f}" for g, f in profile.weights_as_inputs.items())
     rows.append(f"weights    as inputs take this many times as long: {factors}")
     return "\n".join([*rows, "", *_cases(profile.cases), ""])
 
@@ -124,17 +131,17 @@ def _cases(cases: tuple[Case, ...]) -> list[str]:
     batches = sorted({case.batch for case in others})
     found = {(case.name, case.batch): case for case in others}
     heads = "".join(f"{f'batch {batch}':>18}" for batch in batches)
-    rows = [f"{'ms forward + backward':40}{heads}   forward"]
+    rows = [f"{'ms forward + backward':43}{heads}   forward"]
     for name, group in dict.fromkeys((case.name, case.group) for case in others):
         times = "".join(f"{_pair(found.get((name, batch))):>18}" for batch in batches)
         fastest = max(c.flop / c.forward_s for c in others if c.name == name)
-        rows.append(f"{group:15} {name:24}{times}  {fastest / 1e9:6.1f} Gflop/s")
-    rows.append(f"{'ms an update':40}")
+        rows.append(f"{group:18} {name:24}{times}  {fastest / 1e9:6.1f} Gflop/s")
+    rows.append(f"{'ms an update':43}")
     for case in updates:
         rate = case.nbytes / case.forward_s / 1e9
         name = f"{case.name} weights"
         rows.append(
-            f"{case.group:15} {name:24}{1e3 * case.forward_s:18.3f}  {rate:.1f} GB/s"
+            f"{case.group:18} {name:24}{1e3 * case.forward_s:18.3f}  {rate:.1f} GB/s"
         )
     return rows
 
@@ -170,6 +177,21 @@ def _quick_table(hello: Hello) -> str:
 
 def _show(facts: Mapping[str, object], text: str, *, as_json: bool) -> None:
     sys.stdout.write(msgspec.json.encode(facts).decode() + "\n" if as_json else text)
+
+
+def _warn_if_busy() -> None:
+    """Say that the numbers will be too high, where they will."""
+    try:
+        load = os.getloadavg()[0]
+    except OSError:
+        return
+    if load > BUSY * cores():
+        log.warning(
+            "other programs keep this device busy (load %.1f on %d cores): measure again"
+            " when it is idle, as it is in training",
+            load,
+            cores(),
+        )
 
 
 def _progress() -> Progress:

@@ -17,7 +17,7 @@ from device_agent.probe import cores
 from device_agent.probe_command import Request, default_name, probe, table
 from device_agent.probe_set import ProbeSet, load
 from device_agent.thread_search import TRIALS, Threading, candidates, fewest
-from device_agent.timing import UPDATE_ELEMENTS, UPDATES, typical
+from device_agent.timing import LEAST, MOST, UPDATE_ELEMENTS, UPDATES, repeat, typical
 from edgetrain.conditions import Conditions
 from edgetrain.device_profile import Case, DeviceProfile
 from edgetrain.errors import BundleError, ConfigError, TransportError
@@ -158,6 +158,33 @@ def test_overheads_are_a_line_through_nodes_of_no_size():
 def test_a_typical_time_passes_over_the_slow_ones():
     assert typical([9.0, 1.0, 2.0, 8.0, 7.0]) == 2.0
     assert typical([3.0]) == 3.0
+
+
+def test_times_are_taken_until_they_agree():
+    """With a clock that moves by what is measured."""
+    now = [0.0]
+
+    def runs(*seconds: float):
+        left = list(seconds)
+
+        def run() -> tuple[float]:
+            taken = left.pop(0) if left else 1.0
+            now[0] += taken
+            return (taken,)
+
+        return run
+
+    def clock() -> float:
+        return now[0]
+
+    assert len(repeat(runs(), clock, 10.0)) == 10
+    assert len(repeat(runs(), clock, 1.0)) == LEAST
+    disturbed = repeat(runs(5.0, 5.0, 1.0, 5.0, 5.0), clock, 10.0)
+    assert len(disturbed) == 6
+    assert typical([s for (s,) in disturbed]) == 1.0
+    hopeless = repeat(runs(*[1.0, *[5.0] * 99]), clock, 10.0)
+    assert len(hopeless) == 9
+    assert len(repeat(runs(*[1e-9] * 1000), clock, 10.0)) == MOST
 
 
 class Line:
