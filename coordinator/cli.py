@@ -19,6 +19,7 @@ from coordinator import (
     evaluate_command,
     grad_command,
     inspect_command,
+    plan_command,
     train_command,
 )
 from coordinator import (
@@ -142,6 +143,28 @@ def inspect(
     """Say whether a model can train, where it can be cut, and what crosses the cuts."""
     facts = inspect_command.inspect(model, batch, loss)
     inspect_command.show(facts, as_json=as_json)
+
+
+@app.command()
+def plan(
+    run_file: Annotated[
+        Path | None, typer.Argument(metavar="[RUN.toml]", help="Not yet: use --profiles.")
+    ] = None,
+    profiles: Annotated[
+        Path | None,
+        typer.Option(
+            "--profiles", metavar="P.json", help="Layers and devices; docs/profiles.md."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say which device would run which layers, how fast that is, and why."""
+    if profiles is None or run_file is not None:
+        raise InputError(
+            "plan takes --profiles P.json and nothing else for now; a run file is planned"
+            " by 'edgetrain train RUN.toml' when it starts"
+        )
+    plan_command.show(plan_command.plan_profiles(profiles), as_json=as_json)
 
 
 @app.command()

@@ -15,7 +15,8 @@ from edgetrain.compiler.program import Program
 from edgetrain.config import RunConfig
 from edgetrain.errors import PlanError
 from edgetrain.plan import Plan, StagePlan
-from edgetrain.planner.partition import Device, Layer, best_order
+from edgetrain.planner.problem import Device, Layer, Problem
+from edgetrain.planner.solution import plan
 from edgetrain.schedules.table import SCHEDULES
 from edgetrain.schedules.validate import Times, simulate
 from edgetrain.wire.hello import Hello
@@ -103,21 +104,26 @@ class Planner:
                 f" {len(layers) - 1} valid cuts, enough for {len(layers)} stages: set"
                 " [plan] stages or [fleet] devices lower"
             )
-        schedule = SCHEDULES[config.train.schedule]
-        stages = len(devices)
-        in_flight = [
-            schedule.stash_peak(stage, stages, config.train.microbatch_count)
-            for stage in range(stages)
-        ]
-        first = config.plan.pin.first or config.data.device
-        placement = best_order(layers, devices, first, config.plan.pin.last, in_flight)
-        names = tuple(device.name for device in placement.devices)
-        cuts = tuple(self._layers[s.stop - 1].output for s in placement.stages[:-1])
+        problem = Problem(
+            tuple(layers),
+            tuple(devices),
+            microbatches=config.train.microbatch_count,
+            schedule=config.train.schedule,
+            samples=config.train.microbatch,
+            pin_first=config.plan.pin.first or config.data.device,
+            pin_last=config.plan.pin.last,
+            stages=len(devices),
+        )
+        _check_ends(problem)
+        placement = plan(problem).placement
+        names = placement.devices
+        stages = tuple(stage.layers for stage in placement.stages)
+        cuts = tuple(self._layers[s.stop - 1].output for s in stages[:-1])
         return Assignment(
             names,
             cuts,
             self._chooser.choose(names, cuts),
-            placement.stages,
+            stages,
             placement.bottleneck_s,
             tuple(self._hellos[name].block for name in names),
         )
@@ -206,10 +212,8 @@ class Planner:
         return self._finder.between([*cuts, end])
 
     def _priced(self, layer: CutLayer, stash_bytes: int) -> Layer:
-        """Times at one flop a second: a device's speed is then its flop a second."""
         return Layer(
-            forward_s=float(max(layer.flop, 1)),
-            backward_s=BACKWARD_TO_FORWARD * max(layer.flop, 1),
+            layer.output.name,
             memory_bytes=4 * BUFFERS * layer.weight_elements,
             output_bytes=layer.output.nbytes,
             stash_bytes=stash_bytes,
@@ -218,7 +222,27 @@ class Planner:
     def _device(self, name: str) -> Device:
         hello = self._hellos[name]
         speed = self._speeds[name] / self._chooser.slowdown(name)
-        return Device(name, speed, hello.memory_bytes, LINK_BYTES_PER_S)
+        if not speed > 0.0:
+            raise PlanError(
+                f"device {name!r} announces a speed of {speed} flop/s: it must be above 0;"
+                " probe it again"
+            )
+        forward_s = tuple(max(layer.flop, 1) / speed for layer in self._layers)
+        return Device(
+            name,
+            forward_s,
+            tuple(BACKWARD_TO_FORWARD * time_s for time_s in forward_s),
+            hello.memory_bytes,
+            LINK_BYTES_PER_S,
+        )
+
+
+def _check_ends(problem: Problem) -> None:
+    if problem.pin_first and problem.pin_first == problem.pin_last and problem.stages != 1:
+        raise PlanError(
+            f"device {problem.pin_first!r} is pinned to both the first and the last stage,"
+            " but a device runs one stage: pin only one of them, or use one device"
+        )
 
 
 def _chosen(config: RunConfig, devices: Mapping[str, Hello]) -> dict[str, Hello]:

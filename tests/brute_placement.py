@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -139,58 +140,18 @@ def best(problem):
 def random_problem(seed, *, max_layers=9, max_devices=5):
     """A small problem: unlike or partly equal devices, tight or roomy, any objective."""
     rng = np.random.default_rng(seed)
-    # Placements grow with both: the largest of one go with less of the other.
     count = int(rng.integers(1, max_devices + 1))
-    depth = int(rng.integers(1, max_layers + 1 if count < 5 else max_layers - 1))
-    training = bool(rng.integers(2))
-    layers = tuple(
-        Layer(
-            f"l{i}",
-            memory_bytes=int(rng.integers(1, 100)),
-            output_bytes=int(rng.integers(1, 1000)),
-            stash_bytes=int(rng.integers(0, 40)),
-            cotangent_bytes=[None, int(rng.integers(0, 500))][int(rng.integers(4) == 0)],
-        )
-        for i in range(depth)
-    )
-    link_scale = float(rng.choice([40.0, 400.0, math.inf]))
-    roomy = float(rng.choice([1.0, 3.0, 100.0]))
-    base = [(rng.uniform(0.1, 2.0, depth), rng.uniform(0.1, 4.0, depth)) for _ in "ab"]
-    devices = []
-    while len(devices) < count:
-        if devices and rng.integers(3) == 0:
-            model = devices[int(rng.integers(len(devices)))]
-            forward, backward = model.forward_s, model.backward_s
-            rest = (model.memory_bytes, model.link_bytes_per_s, model.latency_s)
-        else:
-            times = base[int(rng.integers(2))]
-            speed = rng.uniform(0.2, 3.0)
-            forward, backward = (tuple(float(t) for t in one / speed) for one in times)
-            if rng.integers(8) == 0:
-                cannot = int(rng.integers(depth))
-                forward = (*forward[:cannot], math.inf, *forward[cannot + 1 :])
-            rest = (
-                int(rng.integers(80, 500) * roomy),
-                link_scale * float(rng.uniform(0.3, 3.0)),
-                float(rng.choice([0.0, 0.2])),
-            )
-        devices.append(Device(f"d{len(devices)}", forward, backward, *rest))
+    # Placements grow with both: few have the most layers and the most devices.
+    depth = int(rng.integers(1, max_layers + 1))
+    if count == max_devices and rng.integers(4):
+        depth = min(depth, 7)
+    devices = random_devices(rng, count, depth)
     broker = bool(rng.integers(2))
-    names = [None, *(device.name for device in devices)]
-    pins = [str(n) if n else None for n in rng.choice(np.array(names, object), 2)]
-    pins = pins if rng.integers(2) else [None, None]
-    if pins[0] and pins[1] and pins[0] != pins[1] and depth < 2:
-        pins[1] = None
-    both = pins[0] is not None and pins[0] == pins[1]
-    most = min(count + both, depth)
-    allowed = [n for n in range(1, most + 1) if not (both and n == 2)]
-    if pins[0] and pins[1] and not both:
-        allowed = [n for n in allowed if n > 1]
-    stages = int(rng.choice(allowed)) if rng.integers(4) == 0 else None
+    pins, stages = random_ends(rng, count, depth)
     return Problem(
-        layers,
-        tuple(devices),
-        objective="training" if training else "inference",
+        random_layers(rng, depth),
+        devices,
+        objective="training" if rng.integers(2) else "inference",
         topology="broker" if broker else "peer",
         broker_bytes_per_s=math.inf
         if not broker or rng.integers(2)
@@ -204,3 +165,61 @@ def random_problem(seed, *, max_layers=9, max_devices=5):
         hop_overhead_s=float(rng.choice([0.0, 0.3])),
         input_bytes=int(rng.integers(0, 300)),
     )
+
+
+def random_layers(rng, depth):
+    return tuple(
+        Layer(
+            f"l{i}",
+            memory_bytes=int(rng.integers(1, 100)),
+            output_bytes=int(rng.integers(1, 1000)),
+            stash_bytes=int(rng.integers(0, 40)),
+            cotangent_bytes=[None, int(rng.integers(0, 500))][int(rng.integers(4) == 0)],
+        )
+        for i in range(depth)
+    )
+
+
+def random_devices(rng, count, depth):
+    link_scale = float(rng.choice([40.0, 400.0, math.inf]))
+    roomy = float(rng.choice([1.0, 3.0, 100.0]))
+    base = [(rng.uniform(0.1, 2.0, depth), rng.uniform(0.1, 4.0, depth)) for _ in "ab"]
+    devices = []
+    while len(devices) < count:
+        name = f"d{len(devices)}"
+        if devices and rng.integers(3) == 0:
+            twin = devices[int(rng.integers(len(devices)))]
+            devices.append(replace(twin, name=name))
+            continue
+        times = base[int(rng.integers(2))]
+        speed = rng.uniform(0.2, 3.0)
+        forward, backward = (tuple(float(t) for t in one / speed) for one in times)
+        if rng.integers(8) == 0:
+            cannot = int(rng.integers(depth))
+            forward = (*forward[:cannot], math.inf, *forward[cannot + 1 :])
+        devices.append(
+            Device(
+                name,
+                forward,
+                backward,
+                memory_bytes=int(rng.integers(80, 500) * roomy),
+                link_bytes_per_s=link_scale * float(rng.uniform(0.3, 3.0)),
+                latency_s=float(rng.choice([0.0, 0.2])),
+            )
+        )
+    return tuple(devices)
+
+
+def random_ends(rng, count, depth):
+    """Pins of the first and the last stage, and how many stages to make."""
+    pins = [None, None]
+    if rng.integers(2):
+        drawn = rng.integers(-1, count, 2)
+        pins = [f"d{n}" if n >= 0 else None for n in drawn]
+    both = pins[0] is not None and pins[0] == pins[1]
+    if None not in pins and not both and depth < 2:
+        pins[1] = None
+    allowed = [n for n in range(1, min(count + both, depth) + 1) if not (both and n == 2)]
+    if None not in pins and not both:
+        allowed = [n for n in allowed if n > 1]
+    return pins, int(rng.choice(allowed)) if rng.integers(4) == 0 else None

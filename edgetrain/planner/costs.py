@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from edgetrain.planner.placement import crossing_bytes
 from edgetrain.planner.problem import PLAIN, RECOMPUTE, Device, Problem
+
+_TABLE_ENTRIES: Final = 50_000_000  # kept at once, 8 bytes each
 
 Table = npt.NDArray[np.float64]
 
@@ -26,11 +29,13 @@ class StageCosts:
     Attributes:
         load_s: for which one microbatch holds the processor or the link, the longer;
             infinite where the stage does not fit the memory.
+        short_bytes: by which it overfills the memory, with the option that saves the most.
         fill_s: of one microbatch on its way through the empty pipeline.
     """
 
     load_s: Table
     fill_s: Table
+    short_bytes: Table
 
 
 class Costs:
@@ -52,6 +57,7 @@ class Costs:
         self._sends_down = inner.astype(np.float64)
         self._sends_back = self._sends_down if problem.training else 0.0 * inner
         self._made: dict[tuple[int, int], StageCosts] = {}
+        self._room = max(1, _TABLE_ENTRIES // (3 * (count + 1) ** 2))
 
     def need_bytes(self, peak: int, option: str) -> Table:
         if option == PLAIN:
@@ -62,7 +68,7 @@ class Costs:
     def least_bytes(self, peak: int) -> Table:
         """What a stage needs with the option that saves the most."""
         options = [self.need_bytes(peak, option) for option in self._problem.options]
-        return np.where(self._nothing, np.inf, np.minimum.reduce(options))
+        return np.asarray(np.minimum.reduce(options))
 
     def compute_s(self, device: Device, option: str) -> Table:
         forward_s = sums(device.forward_s)
@@ -112,6 +118,8 @@ class Costs:
         """Of a stage on the device type `number`, `to_end` stages from the end."""
         key = (number, self._problem.peak(to_end))
         if key not in self._made:
+            if len(self._made) == self._room:
+                self._made.clear()
             self._made[key] = self._stage(device, key[1])
         return self._made[key]
 
@@ -122,8 +130,12 @@ class Costs:
             time_s = np.where(fits, self.compute_s(device, option), np.inf)
             compute_s = np.minimum(compute_s, time_s)
         compute_s[self._nothing] = np.inf
+        able = np.isfinite(self.compute_s(device, PLAIN)) & ~self._nothing
+        short_bytes = np.maximum(self.least_bytes(peak) - device.memory_bytes, 0.0)
         return StageCosts(
-            np.maximum(compute_s, self.link_s(device)), compute_s + self.hops_s(device)
+            np.maximum(compute_s, self.link_s(device)),
+            compute_s + self.hops_s(device),
+            np.where(able, short_bytes, np.inf),
         )
 
     def both_ends(self, device: Device, peak: int) -> tuple[StageCosts, Table]:
@@ -133,6 +145,7 @@ class Costs:
         with some stage between. `peak` microbatches are stashed of the first.
         """
         compute_s = np.full_like(self._fixed_bytes, np.inf)
+        least_bytes = ends(self.least_bytes(peak), self.least_bytes(self._problem.peak(1)))
         for first in self._problem.options:
             for last in self._problem.options:
                 held_bytes = ends(
@@ -142,14 +155,16 @@ class Costs:
                 time_s = ends(self.compute_s(device, first), self.compute_s(device, last))
                 fits = held_bytes <= device.memory_bytes
                 compute_s = np.minimum(compute_s, np.where(fits, time_s, np.inf))
-        compute_s[self._nothing] = np.inf
-        compute_s[0] = compute_s[:, -1] = np.inf
+        able = np.isfinite(ends(*[self.compute_s(device, PLAIN)] * 2)) & ~self._nothing
+        able[0] = able[:, -1] = False
+        compute_s[~able] = np.inf
         up, down, messages = (ends(table, table) for table in self.traffic())
         hops_s = self.hops_s(device)
         broker_s = self.broker_s()
         return StageCosts(
             np.maximum(compute_s, self.held_s(device, (up, down, messages))),
             compute_s + ends(hops_s, hops_s),
+            np.where(able, np.maximum(least_bytes - device.memory_bytes, 0.0), np.inf),
         ), ends(broker_s, broker_s)
 
 

@@ -1,4 +1,4 @@
-"""The exact search: the least of one criterion over all cuts, orders and subsets."""
+"""The least of one criterion over all cuts, orders and subsets of devices, exactly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from edgetrain.planner.costs import Costs, StageCosts, Table
 from edgetrain.planner.placement import Assigned
 from edgetrain.planner.problem import Device, Problem
-from edgetrain.planner.space import Combine, Indices, Space, Sweep, grouped
+from edgetrain.planner.space import Chain, Combine, Indices, Space, Sweep, grouped
 
 Flags = npt.NDArray[np.bool_]
 
@@ -33,6 +33,7 @@ class Criterion:
 
 
 LOAD: Final = Criterion(lambda costs, _broker_s: costs.load_s, np.maximum)
+SHORT: Final = Criterion(lambda costs, _broker_s: costs.short_bytes, np.maximum)
 FILL: Final = Criterion(lambda costs, _broker_s: costs.fill_s, np.add)
 BROKER: Final = Criterion(lambda _costs, broker_s: broker_s, np.add)
 
@@ -66,38 +67,46 @@ class _Run:
     at_least: int = 0
 
 
-class ExactSolver:
+class Solver:
     """Answers `least` for one problem.
 
     Args:
         problem: to solve.
         forced: a device that must have a stage; None: whatever is best.
+        at_least: how many of the type of the forced device must have one.
+        order: of the devices that are not pinned, if it is given: the last of them, as
+            many as is best, then make up the pipeline in this order.
     """
 
-    def __init__(self, problem: Problem, forced: str | None = None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        forced: str | None = None,
+        at_least: int = 1,
+        order: Sequence[str] | None = None,
+    ) -> None:
         self.problem = problem
         self.costs = Costs(problem)
         self.work = 0  # table entries combined so far
-        pins = {problem.pin_first, problem.pin_last}
-        free = [device for device in problem.devices if device.name not in pins]
-        self._types, self._names = grouped(free)
+        self._by_name = {device.name: device for device in problem.devices}
+        self._space: Space
+        if order is None:
+            pins = {problem.pin_first, problem.pin_last}
+            free = [device for device in problem.devices if device.name not in pins]
+            self._types, self._names = grouped(free)
+            self._space = Space([len(names) for names in self._names])
+        else:
+            self._types = [self._by_name[name] for name in order]
+            self._names = [[name] for name in order]
+            self._space = Chain(len(order))
+        self._at_least = at_least
         self._forced = next(
             (t for t, names in enumerate(self._names) if forced in names), None
         )
-        self._by_name = {device.name: device for device in problem.devices}
-        self._space = Space([len(names) for names in self._names])
         self._broker_s = self.costs.broker_s()
         self._offset = int(problem.pin_last is not None)
-
-    @property
-    def states(self) -> int:
-        return self._space.size
-
-    @property
-    def transitions(self) -> int:
-        """Ways from one state to another: what a sweep's time grows with."""
-        size = self._space.size
-        return sum(size * count // (count + 1) for count in self._space.counts)
+        self._weights = _weights(problem)
 
     def least(self, criterion: Criterion, cap_s: float = np.inf) -> Found | None:
         """The least of the criterion with loads up to the cap; None: nothing fits.
@@ -119,7 +128,7 @@ class ExactSolver:
     ) -> Table:
         costs = self.costs.stage(*device, to_end)
         value = criterion.of(costs, self._broker_s)
-        return np.where(costs.load_s > cap_s * (1.0 + _SAME), np.inf, value)
+        return np.where(costs.load_s > _most(criterion, cap_s), np.inf, value)
 
     def _pinned(self, name: str) -> tuple[int, Device]:
         number = -1 if name == self.problem.pin_first else -2
@@ -155,7 +164,7 @@ class ExactSolver:
             if peak not in made:
                 costs, broker_s = self.costs.both_ends(self._by_name[name], peak)
                 value = criterion.of(costs, broker_s)
-                beyond = costs.load_s > cap_s * (1.0 + _SAME)
+                beyond = costs.load_s > _most(criterion, cap_s)
                 made[peak] = np.where(beyond, np.inf, value)
             return made[peak]
 
@@ -192,6 +201,8 @@ class ExactSolver:
             run.origin,
             combine=criterion.combine,
             depth=self._depth(run),
+            weights=self._weights,
+            head=self._head_weight(run),
             offset=self._offset,
         )
         self.work += sweep.work
@@ -209,18 +220,24 @@ class ExactSolver:
             stages.append((run.tail, range(covered, len(self.problem.layers))))
         return Found(float(values[state]), tuple(stages))
 
+    def _head_weight(self, run: _Run) -> float:
+        if run.head is None:
+            return 0.0
+        ends = np.flatnonzero(np.isfinite(run.head(self._offset + 1)))
+        return float(self._weights[: ends[-1]].sum()) if len(ends) else 0.0
+
     def _close(self, criterion: Criterion, run: _Run, sweep: Sweep) -> tuple[Table, Table]:
         """Put the first device's stage before each state: its value and where it ends."""
         if run.head is None:
-            return sweep.least[0].copy(), np.zeros(self._space.size)
+            return sweep.least[:, 0].copy(), np.zeros(self._space.size)
         values = np.full(self._space.size, np.inf)
         cuts = np.zeros(self._space.size)
         for level in range(self._depth(run) + 1):
             states = np.flatnonzero(self._space.level == level)
             head = run.head(self._offset + level + 1)
-            through = criterion.combine(sweep.least[:, states], head[:, None])
-            cuts[states] = through.argmin(axis=0)
-            values[states] = through.min(axis=0)
+            through = criterion.combine(sweep.least[states], head)
+            cuts[states] = through.argmin(axis=1)
+            values[states] = through.min(axis=1)
         return values, cuts
 
     def _depth(self, run: _Run) -> int:
@@ -238,12 +255,17 @@ class ExactSolver:
         if self.problem.stages is not None:
             allowed &= stages == self.problem.stages
         if self._forced is not None:
-            allowed &= self._space.used[self._forced] > 0
+            allowed &= self._space.used[self._forced] >= self._at_least
         return np.asarray(allowed)
 
     def _named(self, stages: Sequence[tuple[int, range]]) -> list[Assigned]:
         left = [iter(names) for names in self._names]
         return [(next(left[kind]), layers) for kind, layers in stages]
+
+
+def _most(criterion: Criterion, cap_s: float) -> float:
+    """The cap with room for rounding; none where stages may overfill their memory."""
+    return np.inf if criterion is SHORT else cap_s * (1.0 + _SAME)
 
 
 def _column(table_of: Callable[[int], Table], column: int) -> Callable[[int], Table]:
@@ -257,3 +279,15 @@ def _least_of(values: Table, level: Indices) -> int | None:
         return None
     near = np.flatnonzero(values <= least * (1.0 + _SAME))
     return int(near[level[near].argmin()])
+
+
+def _weights(problem: Problem) -> Table:
+    """Each layer's part of the model's work, on the average device."""
+    parts = []
+    for device in problem.devices:
+        work_s = np.array(device.forward_s)
+        if problem.training:
+            work_s = work_s + np.array(device.backward_s)
+        work_s[np.isinf(work_s)] = 0.0
+        parts.append(work_s / max(work_s.sum(), np.finfo(np.float64).tiny))
+    return np.asarray(np.mean(parts, axis=0))

@@ -6,14 +6,15 @@ The search works on tables of the same costs; this is what its answers are check
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from edgetrain.errors import PlanError
 from edgetrain.planner.problem import PLAIN, RECOMPUTE, Device, Problem, ranges_text
 
 Assigned = tuple[str, range]
+_ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,16 @@ class Placement:
     """Stages in pipeline order, and what they are predicted to take.
 
     Attributes:
-        bottleneck_s: between one microbatch and the next, once the pipeline is full.
+        slowest_s: for which one microbatch holds a processor or a link at the longest.
+        bottleneck_s: the same, or for which it holds the broker: what lies between
+            one microbatch and the next, once the pipeline is full.
         fill_s: one microbatch's way through the empty pipeline, and back in training.
         time_s: what the plan minimises: the bottleneck, or in training the step.
         bound_by: what sets the bottleneck, such as ``stage 2 on pi-3``.
     """
 
     stages: tuple[PlacedStage, ...]
+    slowest_s: float
     bottleneck_s: float
     fill_s: float
     time_s: float
@@ -104,14 +108,18 @@ def evaluate(problem: Problem, assigned: Sequence[Assigned]) -> Placement:
     _check_cover(problem, assigned, devices)
     stages = _placed(problem, assigned, devices)
     loads = _loads(problem, stages, devices)
-    bottleneck_s = max(loads.values())
-    bound_by = next(name for name, load_s in loads.items() if load_s == bottleneck_s)
-    fill_s = sum(stage.compute_s for stage in stages)
+    slowest_s = float(max(loads.values()))
+    passed_s = _broker_s(problem, stages)
+    bottleneck_s = max(slowest_s, passed_s)
+    bound_by = "the broker"
+    if slowest_s >= passed_s:
+        bound_by = max(loads, key=lambda name: loads[name])
+    fill_s = float(sum(stage.compute_s for stage in stages))
     for before, after in itertools.pairwise(stages):
         fill_s += _hops_s(problem, devices[before.device], devices[after.device], after)
     steady_s = (problem.microbatches - 1) * bottleneck_s
     time_s = fill_s + steady_s if problem.training else bottleneck_s
-    return Placement(stages, bottleneck_s, fill_s, time_s, bound_by)
+    return Placement(stages, slowest_s, bottleneck_s, fill_s, time_s, bound_by)
 
 
 def crossing_bytes(problem: Problem, cut: int) -> tuple[float, float]:
@@ -170,7 +178,7 @@ def _placed(
                 for index, o in zip(mine, options, strict=True)
             ]
             held_bytes = sum(stage.memory_bytes for stage in trial)
-            fits = held_bytes <= devices[name].memory_bytes
+            fits = held_bytes <= devices[name].memory_bytes * (1.0 + _ROUNDING)
             if fits and (best is None or _compute_s(trial) < _compute_s(best)):
                 best = trial
         if best is None:
@@ -251,7 +259,12 @@ def _loads(
         loads[f"the link of {name}"] = _link_s(
             problem, devices[name], [stages[i].layers for i in mine]
         )
-    if problem.topology == "broker" and math.isfinite(problem.broker_bytes_per_s):
-        passed = sum(sum(crossing_bytes(problem, s.layers.start)) for s in stages)
-        loads["the broker"] = passed / problem.broker_bytes_per_s
     return loads
+
+
+def _broker_s(problem: Problem, stages: Sequence[PlacedStage]) -> float:
+    """For how long one microbatch holds the broker."""
+    if not problem.broker_limited:
+        return 0.0
+    passed = sum(sum(crossing_bytes(problem, stage.layers.start)) for stage in stages)
+    return passed / problem.broker_bytes_per_s

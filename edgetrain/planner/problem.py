@@ -10,7 +10,7 @@ from typing import Final, Literal
 from edgetrain.errors import PlanError
 from edgetrain.schedules.table import SCHEDULES
 
-MAX_LAYERS: Final = 1000  # tables of a device hold the square of it
+MAX_LAYERS: Final = 2000  # tables of a device hold the square of it
 MAX_DEVICES: Final = 256
 MAX_MICROBATCHES: Final = 100_000
 PLAIN: Final = "plain"
@@ -146,6 +146,10 @@ class Problem:
     @property
     def training(self) -> bool:
         return self.objective == "training"
+
+    @property
+    def broker_limited(self) -> bool:
+        return self.topology == "broker" and self.broker_bytes_per_s < math.inf
 
     def peak(self, to_end: int) -> int:
         """Microbatches stashed at once by the stage `to_end` stages from the end.

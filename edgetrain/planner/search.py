@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
-from edgetrain.planner.exact import FILL, LOAD, Criterion, Found
+from edgetrain.planner.exact import (
+    BROKER,
+    FILL,
+    LOAD,
+    Criterion,
+    Solver,
+    fill_and_broker,
+)
 from edgetrain.planner.placement import Placement, evaluate
 from edgetrain.planner.problem import Problem
 
 _SAME: Final = 1e-12  # relative: rounding, not a difference
+_INTERVALS: Final = 60  # where halving does not close the gap
 # First guesses of the bottleneck, as multiples of a perfectly even split's. A sweep over
 # short stages is fast, and exact as soon as it finds a plan at all.
 _GUESSES: Final = (1.1, 1.5, 3.0, 10.0, math.inf)
-
-
-class Solver(Protocol):
-    """What the search needs: the least of a criterion under a cap on every load."""
-
-    problem: Problem
-    work: int
-
-    def least(self, criterion: Criterion, cap_s: float = ...) -> Found | None: ...
 
 
 @dataclass(slots=True)
@@ -70,11 +70,14 @@ def optimise(solver: Solver, work_limit: float) -> Optimum | None:
     Inference: the least bottleneck, then the least fill, then the fewest stages.
     Training: the least ``fill + (M - 1) * bottleneck``, then the fewest stages.
 
-    Training looks at intervals of the bottleneck. A sweep for the least fill under the
-    cap `hi` bounds all plans of an interval (lo, hi] from below by that fill + (M - 1) lo,
-    and gives a plan that beats all those whose bottleneck is not less than its own. What
-    is left is halved. The interval with the least bound is taken next, until no bound is
-    below the best plan: then that is the optimum, by proof.
+    The search looks at intervals of the slowest stage's or link's time. Sweeps under the
+    cap `hi` give plans, and bounds of all plans of an interval (lo, hi]: the least fill
+    plus (M - 1) lo. The plan of least fill beats all those that have its bottleneck or a
+    longer one; what is left is halved. The interval with the least bound is taken next,
+    until none is below the best plan: then that is the optimum, by proof.
+
+    The load of a broker of finite rate is a sum over the cuts, and a bottleneck too. For
+    training, weighing it into the fill bounds plans (Lagrange), which may leave a gap.
 
     Args:
         solver: sweeps over the placements to choose from.
@@ -84,12 +87,12 @@ def optimise(solver: Solver, work_limit: float) -> Optimum | None:
     if fastest is None:
         return None
     problem = solver.problem
-    low_s = fastest.bottleneck_s
+    low_s = fastest.slowest_s
     found = solver.least(FILL, low_s)
     quick = evaluate(problem, found.assigned) if found else fastest
-    optimum = Optimum(quick, low_s, [quick])
-    if problem.training:
-        _search_steps(solver, optimum, work_limit)
+    optimum = Optimum(quick, quick.time_s, [quick])
+    if problem.training or quick.bottleneck_s > low_s * (1.0 + _SAME):
+        _search_intervals(solver, optimum, low_s, work_limit)
     return optimum
 
 
@@ -102,44 +105,79 @@ def _least_load(solver: Solver) -> Placement | None:
     return None
 
 
-def _search_steps(solver: Solver, optimum: Optimum, work_limit: float) -> None:
+def _search_intervals(
+    solver: Solver, optimum: Optimum, low_s: float, work_limit: float
+) -> None:
     problem = solver.problem
-    rest = problem.microbatches - 1
-    least_fill_s = sum(_fastest_s(problem))
-    low_s, best = optimum.best.bottleneck_s, optimum.best
-    high_s = (best.time_s - least_fill_s) / rest if rest else math.inf
-    # (bound, lo, hi): plans with a bottleneck in (lo, hi] take no less than the bound
-    intervals = [(least_fill_s + rest * low_s, low_s, high_s)]
-    while intervals:
+    least_s = sum(_fastest_s(problem)) if problem.training else 0.0
+    high_s = optimum.best.bottleneck_s
+    if problem.training:
+        rest = problem.microbatches - 1
+        high_s = (optimum.best.time_s - least_s) / rest if rest else math.inf
+    # (bound, lo, hi): plans whose slowest is in (lo, hi] take no less than the bound
+    intervals = [(_bound_s(problem, least_s, low_s), low_s, high_s)]
+    optimum.bound_s = math.inf
+    for explored in itertools.count():
+        if not intervals:
+            break
         bound_s, low_s, high_s = heapq.heappop(intervals)
         if bound_s >= optimum.best.time_s * (1.0 - _SAME):
-            optimum.bound_s = optimum.best.time_s
-            return
-        optimum.bound_s = bound_s
-        if solver.work > work_limit:
-            return
+            break
+        if solver.work > work_limit or explored == _INTERVALS:
+            optimum.bound_s = bound_s
+            break
         for interval in _explore(solver, optimum, (low_s, high_s)):
             heapq.heappush(intervals, interval)
-    optimum.bound_s = optimum.best.time_s
+    optimum.bound_s = min(optimum.bound_s, optimum.best.time_s)
 
 
 def _explore(
     solver: Solver, optimum: Optimum, interval: tuple[float, float]
 ) -> Iterator[tuple[float, float, float]]:
     """Sweep one interval; yield what of it may still hold something better."""
+    problem = solver.problem
     low_s, high_s = interval
-    rest = solver.problem.microbatches - 1
-    found = solver.least(FILL, high_s)
-    if found is None:
-        return
-    placement = evaluate(solver.problem, found.assigned)
-    optimum.see(placement)
-    high_s = placement.bottleneck_s * (1.0 - 4 * _SAME)
-    if high_s <= low_s or not rest:
-        return
-    middle_s = 0.5 * (low_s + high_s)
-    yield placement.fill_s + rest * low_s, low_s, middle_s
-    yield placement.fill_s + rest * middle_s, middle_s, high_s
+    middle_s = math.inf
+    bounds_s = [0.0, 0.0]
+    for criterion, weight in _criteria(problem):
+        found = solver.least(criterion, interval[1])
+        if found is None:
+            return
+        placement = evaluate(problem, found.assigned)
+        optimum.see(placement)
+        if middle_s == math.inf:
+            high_s = min(high_s, placement.bottleneck_s * (1.0 - 4 * _SAME))
+            if high_s <= low_s:
+                return
+            middle_s = 0.5 * (low_s + high_s)
+        for half, from_s in enumerate((low_s, middle_s)):
+            bound_s = _bound_s(problem, found.value, from_s, weight)
+            bounds_s[half] = max(bounds_s[half], bound_s)
+    yield bounds_s[0], low_s, middle_s
+    yield bounds_s[1], middle_s, high_s
+
+
+def _criteria(problem: Problem) -> list[tuple[Criterion, float]]:
+    """What to sweep for, and the part of (M - 1) bottlenecks that the broker stands for.
+
+    The first one's plan beats all that have its bottleneck or a longer one.
+    """
+    if not problem.training:
+        return [(BROKER, 1.0)]
+    criteria = [(FILL, 0.0)]
+    rest = problem.microbatches - 1
+    if problem.broker_limited and rest:
+        criteria += [(fill_and_broker(rest * w), w) for w in (0.25, 0.5, 0.75, 1.0)]
+    return criteria
+
+
+def _bound_s(
+    problem: Problem, value: float, slowest_s: float, weight: float = 0.0
+) -> float:
+    """What plans take at the least, of a criterion's least value and a slowest stage."""
+    if not problem.training:
+        return max(value, slowest_s)
+    return value + (1.0 - weight) * (problem.microbatches - 1) * slowest_s
 
 
 def _rank(placement: Placement) -> tuple[float, float, int]:
