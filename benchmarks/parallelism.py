@@ -22,19 +22,19 @@ from pathlib import Path
 from curves import Panel, page
 from net_profiles import BACKWARD_TO_FORWARD, BUFFERS, FLOAT_BYTES, NETS, Processor, Unit
 
-from edgetrain.planner.exact import ExactSolver
+from edgetrain.errors import PlanError
 from edgetrain.planner.placed_case import case_of
 from edgetrain.planner.problem import PLAIN, RECOMPUTE, Device, Layer, Problem
-from edgetrain.planner.search import optimise
+from edgetrain.planner.solution import plan
 from edgetrain.planner.timeline import Timeline, play
 from edgetrain.planner.timeline_case import NETWORKS
 
 SAMPLES = 64  # of a step, over all devices
 LOCAL_MICROBATCH = 8  # of whoever holds the whole network
 MICROBATCHES = (8, 16, 32)  # of a pipeline; at least two samples each
+HOPELESS = 1.05  # of the best: plans that the formula finds slower are not played
 LOCAL_STEPS = 20  # federated: between two averages
 LATENCY_S = 0.5e-3
-WORK_LIMIT = 3e8
 BOARD = Processor(10e9, 4e9)
 FAST_BOARD = Processor(50e9, 12e9)
 EVEN = {count: (1.0,) * count for count in (2, 3, 4, 6, 8)}
@@ -153,13 +153,22 @@ def best_pipeline(setting: Setting, topology: str) -> tuple[Timeline, str] | Non
     network = NETWORKS["mosquitto" if topology == "broker" else "tcp"]
     best: tuple[Timeline, str] | None = None
     for microbatches, schedule, stages in itertools.product(
-        MICROBATCHES, ("1f1b", "1f1b-eager"), range(1, len(setting.speeds) + 1)
+        reversed(MICROBATCHES),
+        ("1f1b-eager", "1f1b"),
+        range(len(setting.speeds), 0, -1),
     ):
-        problem = problem_of(setting, topology, microbatches, schedule)
-        problem = replace(problem, stages=stages)
-        optimum = optimise(ExactSolver(problem), WORK_LIMIT)
-        for placement in optimum.pareto if optimum else ():
-            timeline = play(case_of(problem, placement, network, data_on="first"))
+        problem = replace(
+            problem_of(setting, topology, microbatches, schedule), stages=stages
+        )
+        try:
+            placements = plan(problem).alternatives
+        except PlanError:  # it does not fit
+            continue
+        for placement in placements:
+            if best is not None and placement.time_s > HOPELESS * best[0].period_s:
+                continue
+            case = case_of(problem, placement, network, data_on="first")
+            timeline = play(case, steps=4)
             if best is None or timeline.period_s < best[0].period_s:
                 sizes = "+".join(str(len(stage.layers)) for stage in placement.stages)
                 best = timeline, f"{sizes} units, {schedule}, {microbatches} microbatches"
