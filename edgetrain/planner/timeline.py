@@ -41,6 +41,7 @@ class Timeline:
         step_end_s: when the last stage was done with each step.
         period_s: between the ends of two steps, once the pipeline is full: the mean over
             the measured steps. Of a single step, its time.
+        measured_steps: the last ones.
         measured_from_s: the end of the last step that is not measured.
         bubble: per device with a stage, the share of the measured time in which it does
             not compute, 0 to 1.
@@ -55,6 +56,7 @@ class Timeline:
     case: Case
     step_end_s: tuple[float, ...]
     period_s: float
+    measured_steps: int
     measured_from_s: float
     bubble: dict[str, float]
     stash_peak: tuple[int, ...]
@@ -111,6 +113,7 @@ def play(case: Case, steps: int = STEPS, warm_up: int | None = None) -> Timeline
         case=case,
         step_end_s=ends,
         period_s=(ends[-1] - since_s) / (steps - warm_up),
+        measured_steps=steps - warm_up,
         measured_from_s=since_s,
         bubble=_bubbles(case, nodes, since_s, ends[-1]),
         stash_peak=played.stash_peak,

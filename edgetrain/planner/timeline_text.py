@@ -89,7 +89,8 @@ def _summary(timeline: Timeline) -> Iterator[str]:
     left = timeline.path.shares[_MOST_LINES:]
     if left:
         yield f"  {sum(share.share for share in left):6.1%}  {len(left)} others"
-    yield f"  {timeline.path.hops} hops between stages are on it"
+    hops = timeline.path.hops / timeline.measured_steps
+    yield f"  {hops:.3g} hops between stages are on it, a step"
     yield ""
     yield "stage  device                    busy  stashed  memory"
     for s, stage in enumerate(timeline.case.stages):
