@@ -27,8 +27,9 @@ class TracedMeter(Meter):
     ) -> None:
         tracemalloc.stop()
 
-    def note(self, arrays: Iterable[Array]) -> None:  # noqa: ARG002 - all are known
-        self.work(0)
+    def note(self, arrays: Iterable[Array], work_bytes: int = 0) -> None:  # noqa: ARG002
+        """All arrays are known."""
+        self.work(work_bytes)
 
     def work(self, nbytes: int) -> None:
         if tracemalloc.is_tracing():

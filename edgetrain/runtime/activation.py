@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -19,37 +20,74 @@ from edgetrain.runtime.engines.base import Array, Engine, LoadedGraph, Measuring
 class Meter:
     """Counts activations: whatever goes in and out of graphs, for as long as it is kept.
 
-    It needs little cooperation, as it looks which arrays are still there: those stashed,
+    It needs little cooperation, as it is told when arrays are gone: those stashed,
     received, waiting to be sent or held between two graphs. Arrays that share memory count
     once. What never enters a graph, such as noise that is kept, must be noted; what numpy
     needs for a moment is not counted. Weights and gradients are not activations.
+
+    Costs O(1) an array noted, whatever else is held.
     """
 
     def __init__(self) -> None:
-        self._noted: dict[int, weakref.ref[Array]] = {}
+        self._noted: dict[int, _Held] = {}
+        self._held_bytes = 0
+        # Arrays may end in any thread, even between two steps of an addition here.
+        self._gone: deque[_Held] = deque()
         self._peak_bytes = 0
 
-    def note(self, arrays: Iterable[Array]) -> None:
-        """Count arrays from now on, until they are gone."""
-        for owner in map(_owner, arrays):
-            self._noted[id(owner)] = weakref.ref(owner)
-        self.work(0)
+    def note(self, arrays: Iterable[Array], work_bytes: int = 0) -> None:
+        """Count arrays from now on, until they are gone.
+
+        Args:
+            arrays: also such as are noted already.
+            work_bytes: needed at this moment, beside what is noted.
+        """
+        noted, gone = self._noted, self._gone
+        for array in arrays:
+            # By now the death of an earlier array at this address is told.
+            if gone:
+                self._forget_gone()
+            if id(array) in noted:
+                continue
+            owner = array if array.base is None else _owner(array)
+            key = id(owner)
+            if key not in noted:
+                noted[key] = held = _Held(owner, gone.append)
+                held.key, held.nbytes = key, owner.nbytes
+                self._held_bytes += held.nbytes
+        self.work(work_bytes)
 
     def work(self, nbytes: int) -> None:
         """So much is needed at this moment, beside what was noted."""
-        self._peak_bytes = max(self._peak_bytes, self.live_bytes + nbytes)
+        most = self.live_bytes + nbytes
+        if most > self._peak_bytes:
+            self._peak_bytes = most
 
     @property
     def live_bytes(self) -> int:
         """What was noted and is still there."""
-        alive = [(key, ref, ref()) for key, ref in self._noted.items()]
-        self._noted = {key: ref for key, ref, array in alive if array is not None}
-        return sum(array.nbytes for _, _, array in alive if array is not None)
+        if self._gone:
+            self._forget_gone()
+        return self._held_bytes
 
     def take_peak(self) -> int:
         """The most at once since this was asked last."""
         peak_bytes, self._peak_bytes = self._peak_bytes, 0
         return peak_bytes
+
+    def _forget_gone(self) -> None:
+        while self._gone:
+            held = self._gone.popleft()
+            del self._noted[held.key]
+            self._held_bytes -= held.nbytes
+
+
+class _Held(weakref.ref[Array]):
+    """An array that is noted, and what is left to know of it when it is gone."""
+
+    __slots__ = ("key", "nbytes")
+    key: int
+    nbytes: int
 
 
 class MeteredEngine:
@@ -86,10 +124,11 @@ class _MeteredGraph:
         self._work_bytes = work_bytes(spec)
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        self._meter.note(a for name, a in feeds.items() if name not in self._apart)
-        self._meter.work(self._work_bytes)
+        apart = self._apart
+        fed = [a for name, a in feeds.items() if name not in apart]
+        self._meter.note(fed, self._work_bytes)
         results = self._graph.run(feeds)
-        self._meter.note(a for name, a in results.items() if name not in self._apart)
+        self._meter.note([a for name, a in results.items() if name not in apart])
         return results
 
     def holding(self, held: Mapping[str, npt.NDArray[np.float32]]) -> LoadedGraph:
