@@ -20,11 +20,14 @@ from coordinator import (
     grad_command,
     inspect_command,
     plan_command,
+    plan_run,
+    simulate_run,
     train_command,
 )
 from coordinator import (
     demo as demo_command,
 )
+from coordinator.profile_cache import ProfileCache, cache_folder
 from edgetrain.config import ModelConfig, load
 from edgetrain.errors import EdgeTrainError, InputError
 from edgetrain.losses import LOSSES, assigned
@@ -57,6 +60,14 @@ Out = Annotated[
 ]
 _LOSS: Final = typer.Option("--loss", metavar="NAME", help=f"One of {', '.join(LOSSES)}.")
 Loss = Annotated[str, _LOSS]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="K=V", help="Such as train.lr=0.1; repeatable."),
+]
+Trace = Annotated[
+    Path | None,
+    typer.Option("--trace", metavar="FILE", help="Write it for ui.perfetto.dev."),
+]
 AnyLoss = Annotated[str | None, _LOSS]
 LossOption = Annotated[
     list[str] | None,
@@ -105,16 +116,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 @app.command()
 def train(
     run_file: RunFile,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="K=V", help="Such as train.lr=0.1; repeatable."),
-    ] = None,
+    assignments: Assignments = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> int:
     """Train a model as a run file says; Ctrl-C stops and keeps the weights so far."""
     config = load(run_file, assignments or ())
-    options = train_command.Options(out, as_json, os.environ.get(PASSWORD_VARIABLE))
+    password = os.environ.get(PASSWORD_VARIABLE)
+    options = train_command.Options(out, as_json, password, _cache())
     return train_command.train(config, options)
 
 
@@ -148,7 +157,7 @@ def inspect(
 @app.command()
 def plan(
     run_file: Annotated[
-        Path | None, typer.Argument(metavar="[RUN.toml]", help="Not yet: use --profiles.")
+        Path | None, typer.Argument(metavar="RUN.toml", help="What would be trained.")
     ] = None,
     profiles: Annotated[
         Path | None,
@@ -156,15 +165,37 @@ def plan(
             "--profiles", metavar="P.json", help="Layers and devices; docs/profiles.md."
         ),
     ] = None,
+    assignments: Assignments = None,
+    trace: Trace = None,
     as_json: AsJson = False,
 ) -> None:
     """Say which device would run which layers, how fast that is, and why."""
-    if profiles is None or run_file is not None:
+    if (profiles is None) == (run_file is None):
         raise InputError(
-            "plan takes --profiles P.json and nothing else for now; a run file is planned"
-            " by 'edgetrain train RUN.toml' when it starts"
+            "plan takes either a run file, or --profiles P.json with layers and devices"
         )
-    plan_command.show(plan_command.plan_profiles(profiles), as_json=as_json)
+    if profiles is not None:
+        plan_command.show(plan_command.plan_profiles(profiles), as_json=as_json)
+    elif run_file is not None:
+        config = load(run_file, assignments or ())
+        found = plan_run.plan_run(config, os.environ.get(PASSWORD_VARIABLE), _cache())
+        plan_run.show(found, as_json=as_json, trace=trace)
+
+
+@app.command()
+def simulate(
+    run_file: RunFile,
+    assignments: Assignments = None,
+    steps: Annotated[
+        int, typer.Option("--steps", help="To play on the virtual clock.")
+    ] = simulate_run.DEFAULT_STEPS,
+    trace: Trace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict a run on its simulated devices, without running it."""
+    config = load(run_file, assignments or ())
+    run, rehearsal = simulate_run.simulate_run(config, steps)
+    simulate_run.show(run, rehearsal, as_json=as_json, trace=trace)
 
 
 @app.command()
@@ -230,6 +261,10 @@ def broker(
 def demo(out: Out = None, as_json: AsJson = False) -> int:
     """Train a small CNN on digits over three simulated devices, one without backprop."""
     return demo_command.demo(out, as_json=as_json)
+
+
+def _cache() -> ProfileCache:
+    return ProfileCache(cache_folder(os.environ))
 
 
 def _fail(message: str, code: int) -> int:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
 
 from coordinator.expected_fleet import simulated_devices
 from coordinator.figures import bytes_text, count_text, seconds_text
@@ -15,7 +19,11 @@ from coordinator.tables import Column, print_table
 from coordinator.train_command import coordinator_transport
 from coordinator.written_plan import written
 from edgetrain.config import EMBEDDED, RunConfig
+from edgetrain.errors import ConfigError
 from edgetrain.plan import Plan, StagePlan
+from edgetrain.planner.chrome_trace import chrome_trace
+from edgetrain.planner.timeline import Timeline
+from edgetrain.planner.timeline_text import text
 from edgetrain.wire.hello import Hello
 
 _COLUMNS = (
@@ -31,9 +39,17 @@ _COLUMNS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """A plan, and how its steps would go."""
+
+    plan: Plan
+    timeline: Timeline
+
+
 def plan_run(
     config: RunConfig, password: str | None, cache: ProfileCache = NO_CACHE
-) -> Plan:
+) -> PlannedRun:
     """Plan a run without running it.
 
     Devices on a broker are asked what they can do; where the run starts a broker of its
@@ -52,7 +68,9 @@ def plan_run(
     devices = _devices(config, password)
     job = for_fleet(job, devices, cache)
     planner = planner_of(job, devices, cache)
-    return written(planner, planner.assign(), job.sha256)
+    assignment = planner.assign()
+    timeline = planner.predict(assignment).timeline
+    return PlannedRun(written(planner, assignment, job.sha256), timeline)
 
 
 def planner_of(
@@ -62,8 +80,35 @@ def planner_of(
     return Planner(job.config, job, devices, cache)
 
 
-def show_run(plan: Plan) -> None:
-    """Write a plan for people."""
+def show(found: PlannedRun, *, as_json: bool, trace: Path | None) -> None:
+    """Write a plan for a program, or for people, and its steps as a trace.
+
+    Raises:
+        ConfigError: the trace cannot be written.
+    """
+    if trace is not None:
+        write_trace(trace, found.timeline)
+    if as_json:
+        print(msgspec.json.encode(found.plan).decode())
+        return
+    show_plan(found.plan)
+    print(text(found.timeline))
+
+
+def write_trace(path: Path, timeline: Timeline) -> None:
+    """Write a timeline for chrome://tracing or ui.perfetto.dev.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        path.write_text(chrome_trace(timeline), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--trace {path} cannot be written: {error}") from error
+
+
+def show_plan(plan: Plan) -> None:
+    """Write the plan itself."""
     hops = [*plan.hops, None]
     rows = []
     for stage, hop in zip(plan.stages, hops, strict=True):
@@ -72,8 +117,9 @@ def show_run(plan: Plan) -> None:
     print_table(_COLUMNS, rows)
     batch = plan.microbatches * plan.microbatch
     rate = batch / plan.predicted_step_s if plan.predicted_step_s else 0.0
+    parts = "microbatch" if plan.microbatches == 1 else "microbatches"
     print(
-        f"{batch} samples a step in {plan.microbatches} microbatches:"
+        f"{batch} samples a step in {plan.microbatches} {parts}:"
         f" {seconds_text(plan.predicted_step_s)} a step, {count_text(rate)} samples/s"
     )
     print(plan.reason)

@@ -11,14 +11,13 @@ import msgspec
 from coordinator.expected_fleet import simulated_devices
 from coordinator.figures import bytes_text, count_text, seconds_text
 from coordinator.job import prepare
-from coordinator.plan_run import planner_of, show_run
+from coordinator.plan_run import planner_of, show_plan, write_trace
 from coordinator.settle import for_fleet
 from coordinator.tables import Column, print_table
 from coordinator.written_plan import written
 from edgetrain.config import RunConfig
 from edgetrain.errors import ConfigError
 from edgetrain.plan import Plan
-from edgetrain.planner.chrome_trace import chrome_trace
 from edgetrain.planner.timeline_case import Case, TimedStage
 from edgetrain.planner.timeline_text import chart
 from edgetrain.sim.virtual import Rehearsal, rehearse
@@ -90,21 +89,20 @@ def simulate_run(config: RunConfig, steps: int) -> tuple[SimulatedRun, Rehearsal
     return _facts(plan, rehearsal), rehearsal
 
 
-def write_trace(path: Path, rehearsal: Rehearsal) -> None:
-    """Write the last steps for chrome://tracing or ui.perfetto.dev.
+def show(
+    run: SimulatedRun, rehearsal: Rehearsal, *, as_json: bool, trace: Path | None
+) -> None:
+    """Write it for a program, or for people, and its last steps as a trace.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: the trace cannot be written.
     """
-    try:
-        path.write_text(chrome_trace(rehearsal.timeline), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error}") from error
-
-
-def show_simulation(run: SimulatedRun, rehearsal: Rehearsal) -> None:
-    """Write it for people."""
-    show_run(run.plan)
+    if trace is not None:
+        write_trace(trace, rehearsal.timeline)
+    if as_json:
+        print(msgspec.json.encode(run).decode())
+        return
+    show_plan(run.plan)
     print()
     print_table(_COLUMNS, _stretches(run.step_end_s))
     print(chart(rehearsal.timeline))

@@ -97,6 +97,6 @@ def _reason(assignment: Assignment) -> str:
         proof += f", at most {assignment.gap:.1%} from the fastest"
     bound = f"; {assignment.bound_by} sets the pace" if assignment.bound_by else ""
     return (
-        f"{count} stage{plural} under {assignment.schedule} with"
-        f" {assignment.microbatches} microbatches: by the cost model {proof}{bound}"
+        f"{count} stage{plural} under {assignment.schedule}: by the cost model"
+        f" {proof}{bound}"
     )
