@@ -15,7 +15,7 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from multiprocessing import Pool
 from pathlib import Path
 
@@ -152,14 +152,10 @@ def best_pipeline(setting: Setting, topology: str) -> tuple[Timeline, str] | Non
     """The fastest, by simulation, of the plans for all that a user may choose."""
     network = NETWORKS["mosquitto" if topology == "broker" else "tcp"]
     best: tuple[Timeline, str] | None = None
-    for microbatches, schedule, stages in itertools.product(
-        reversed(MICROBATCHES),
-        ("1f1b-eager", "1f1b"),
-        range(len(setting.speeds), 0, -1),
+    for microbatches, schedule in itertools.product(
+        reversed(MICROBATCHES), ("1f1b-eager", "1f1b")
     ):
-        problem = replace(
-            problem_of(setting, topology, microbatches, schedule), stages=stages
-        )
+        problem = problem_of(setting, topology, microbatches, schedule)
         try:
             placements = plan(problem).alternatives
         except PlanError:  # it does not fit
