@@ -153,6 +153,19 @@ class ProfileCache:
             log.warning("what was learnt of %s is ignored: %s", hello.device, error)
             return None
 
+    def latency(self, hello: Hello) -> LatencyModel:
+        """The best there is to predict a device by: learnt, its profile, or its speed.
+
+        Raises:
+            ConfigError: it has neither, and says that its speed is not above 0.
+        """
+        learnt = self.model(hello)
+        if learnt is not None:
+            return learnt
+        if hello.profile is not None:
+            return LatencyModel.of(hello.profile)
+        return LatencyModel.of_speed(hello.flop_per_s)
+
     def keep_model(self, hello: Hello, model: LatencyModel) -> None:
         """Keep what was learnt of a device, in place of what was kept before."""
         raw = msgspec.Raw(model.encode())

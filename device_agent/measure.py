@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -12,9 +13,12 @@ from device_agent.probe_set import ProbeCase, ProbeSet
 from device_agent.thread_search import ROUNDS, TRIALS, Threading, candidates, fewest, search
 from device_agent.timing import Clock, time_case, time_updates, weights_as_inputs
 from edgetrain.device_profile import Case, DeviceProfile, LinkProfile
+from edgetrain.errors import EngineError
 from edgetrain.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgetrain.runtime.heap import give_back
 from edgetrain.transport.base import Transport
+
+log = logging.getLogger(__name__)
 
 CASE_S: Final = 0.1
 TOO_LONG_S: Final = 0.5  # a pass; larger batches of that case are then left out
@@ -75,12 +79,13 @@ def measure(plan: Measurement, probes: ProbeSet) -> Measured:
     engine = OnnxRuntimeEngine(**setting._asdict())
     cases = tuple(_cases(plan, probes, engine))
     plan.progress(0.95, "weights as inputs")
+    ran = {(case.name, case.batch) for case in cases}
     factors = {
         case.group: weights_as_inputs(
             probes, case, engine, clock=plan.clock, for_s=plan.case_s
         )
         for case in probes.cases
-        if case.constant is not None
+        if case.constant is not None and (case.name, case.batch) in ran
     }
     run_s, node_s = overheads(cases)
     profile = DeviceProfile(
@@ -103,8 +108,14 @@ def measure(plan: Measurement, probes: ProbeSet) -> Measured:
 
 
 def overheads(cases: tuple[Case, ...]) -> tuple[float, float]:
-    """Fixed seconds of a forward, and those of each node, from nodes of no size."""
+    """Fixed seconds of a forward, and those of each node, from nodes of no size.
+
+    Raises:
+        EngineError: they are not among the cases.
+    """
     found = {c.name: c for c in sorted(cases, key=lambda c: -c.batch)}
+    if not found.keys() >= set(OVERHEADS):
+        raise EngineError("the engine does not run even the simplest graphs of a probe")
     one, many = (found[name] for name in OVERHEADS)
     node_s = max(0.0, (many.forward_s - one.forward_s) / (many.nodes - one.nodes))
     return max(one.forward_s - node_s, SHORTEST_S), node_s
@@ -136,12 +147,17 @@ def _search(plan: Measurement, probes: ProbeSet) -> dict[Threading, float]:
 def _cases(
     plan: Measurement, probes: ProbeSet, engine: OnnxRuntimeEngine
 ) -> Iterator[Case]:
-    slow: set[str] = set()
+    slow: set[str] = set()  # and what does not run at all
     for number, case in enumerate(_ascending(probes)):
         plan.progress(0.2 + 0.7 * number / len(probes.cases), case.name)
         if case.name in slow:
             continue
-        found = time_case(probes, case, engine, clock=plan.clock, for_s=plan.case_s)
+        try:
+            found = time_case(probes, case, engine, clock=plan.clock, for_s=plan.case_s)
+        except EngineError as error:
+            log.warning("%s is left out, the engine does not run it: %s", case.name, error)
+            slow.add(case.name)
+            continue
         if found.forward_s + found.backward_s > TOO_LONG_S:
             slow.add(case.name)
         yield found

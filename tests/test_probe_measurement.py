@@ -20,7 +20,7 @@ from device_agent.thread_search import TRIALS, Threading, candidates, fewest
 from device_agent.timing import LEAST, MOST, UPDATE_ELEMENTS, UPDATES, repeat, typical
 from edgetrain.conditions import Conditions
 from edgetrain.device_profile import Case, DeviceProfile
-from edgetrain.errors import BundleError, ConfigError, TransportError
+from edgetrain.errors import BundleError, ConfigError, EngineError, TransportError
 from edgetrain.op_groups import OpGroup
 from edgetrain.planner.latency_model import LatencyModel
 from edgetrain.transport.base import Inbound
@@ -101,6 +101,32 @@ def test_all_of_a_device_is_measured():
     assert [share for share, _ in told] == sorted(share for share, _ in told)
     assert told[-1] == (1.0, "done")
     assert set(measured.tried) == set(candidates(cores()))
+
+
+def broken(*names: str) -> ProbeSet:
+    """Of these cases the graphs are no graphs."""
+    probes = few()
+    hashes = {
+        spec.sha256
+        for case in probes.cases
+        if case.name in names
+        for manifest in case.manifests.values()
+        for spec in manifest.all_graphs.values()
+    }
+    graphs = {k: b"none" if k in hashes else v for k, v in probes.graphs.items()}
+    return ProbeSet(probes.cases, graphs)
+
+
+def test_a_case_that_the_engine_does_not_run_is_left_out(caplog):
+    profile = measure(short(threads=1), broken("conv1x1 64-256 8x8")).profile
+    assert "conv1x1 64-256 8x8" not in {case.name for case in profile.cases}
+    assert profile.weights_as_inputs.keys() == {"dense", "convolution"}
+    assert "conv1x1 64-256 8x8 is left out" in caplog.text
+
+
+def test_an_engine_that_runs_nothing_is_no_device():
+    with pytest.raises(EngineError, match="simplest graphs"):
+        measure(short(threads=1), broken(*OVERHEADS))
 
 
 def test_given_threads_are_not_searched():

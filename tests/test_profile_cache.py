@@ -19,6 +19,7 @@ from coordinator.profile_cache import (
     Subject,
     cache_folder,
 )
+from edgetrain.errors import ConfigError
 from edgetrain.op_groups import Amount, LayerFeatures, OpGroup
 from edgetrain.planner.latency_model import LatencyModel
 from edgetrain.wire.hello import Hello
@@ -108,6 +109,20 @@ def test_what_was_learnt_comes_back(tmp_path):
     assert found is not None
     assert found.forward_s(WORK) == pytest.approx(model.forward_s(WORK))
     assert found.measurements == model.measurements
+
+
+def test_the_best_that_is_known_predicts(tmp_path):
+    cache = ProfileCache(tmp_path)
+    by_speed = LatencyModel.of_speed(PI.flop_per_s).forward_s(WORK)
+    by_profile = LatencyModel.of(profile()).forward_s(WORK)
+    whole = changed(profile=profile())
+    assert cache.latency(PI).forward_s(WORK) == by_speed
+    assert cache.latency(whole).forward_s(WORK) == by_profile
+    cache.keep_model(whole, cache.latency(whole).learn(WORK, 9 * by_profile, 0))
+    assert cache.latency(whole).forward_s(WORK) > 8 * by_profile
+    assert cache.latency(PI).forward_s(WORK) == by_speed
+    with pytest.raises(ConfigError, match="flop_per_s"):
+        cache.latency(changed(flop_per_s=0.0))
 
 
 def test_switched_off_it_does_nothing(tmp_path, monkeypatch):
