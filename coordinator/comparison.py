@@ -12,6 +12,7 @@ from edgetrain.plan import Plan
 SECONDS: Final = "s"
 BYTES: Final = "B"
 STEP: Final = "step"
+REPLAY: Final = "step, by its stages as measured"
 COMPARISON_HEADINGS: Final = ("", "predicted", "measured", "error")
 
 
@@ -43,8 +44,15 @@ class Comparison:
         return (self.what, *numbers, f"{self.error:+.0%}")
 
 
-def compare(plan: Plan, tally: Tally) -> tuple[Comparison, ...]:
+def compare(
+    plan: Plan, tally: Tally, replay_s: float | None = None
+) -> tuple[Comparison, ...]:
     """Set the plan in force beside its steps: the step, each stage, each hop.
+
+    Args:
+        plan: in force at the end.
+        tally: of its steps.
+        replay_s: of a step on the virtual clock with the stages' measured times.
 
     What was not measured is left out: hops over which nothing comes back, and everything
     before the first step.
@@ -53,6 +61,8 @@ def compare(plan: Plan, tally: Tally) -> tuple[Comparison, ...]:
     step_s = tally.stages[-1].step_s
     if step_s is not None:
         found.append(Comparison(STEP, plan.predicted_step_s, step_s))
+    if step_s is not None and replay_s is not None:
+        found.append(Comparison(REPLAY, replay_s, step_s))
     for stage, totals in zip(plan.stages, tally.stages, strict=True):
         if not totals.steps:
             continue

@@ -15,7 +15,7 @@ from coordinator.metrics import MoveMetrics
 from coordinator.pipeline_loop import PipelineLoop
 from coordinator.planning import Planner
 from coordinator.rollout import Rollout
-from coordinator.tally import Tally
+from coordinator.tally import StageTotals, Tally
 from edgetrain.errors import DeviceError, EdgeTrainError
 from edgetrain.manifest import Mode
 from edgetrain.plan import Plan
@@ -126,6 +126,22 @@ class Mover:
             pause_s=course.clock() - start_s,
         )
 
+    def replay_s(self, tally: Tally) -> float | None:
+        """What a step takes on the virtual clock, with what its stages really computed.
+
+        Beside what was measured, it tells errors of the network's model from those of the
+        stages' times. None before the first step.
+        """
+        present = self._deployed.assignment
+        if not all(totals.recent for totals in tally.stages):
+            return None
+        known = self._course.planner.predict(present).times
+        times = [
+            stage.taking(_computed_s(totals), present.microbatches)
+            for stage, totals in zip(known, tally.stages, strict=True)
+        ]
+        return self._course.planner.predict(present, times).step_s
+
     def _deploy(self, draft: Draft, state: ModelState) -> Deployed:
         course = self._course
         return course.rollout.deploy(draft, course.supply, course.total_steps, state)
@@ -172,6 +188,11 @@ class _Drafting:
             self.draft = self._rollout.draft(self._assignment)
         except EdgeTrainError as error:
             log.warning("no better plan: %s", error)
+
+
+def _computed_s(totals: StageTotals) -> float:
+    """Of a stage in a step, as lately."""
+    return statistics.median(done.compute_s for done in totals.recent)
 
 
 def _ready_s(deployed: Deployed) -> list[float]:

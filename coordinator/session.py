@@ -141,15 +141,15 @@ class Session:
         recorder = Recorder(folder, watch.progress, watch.clock)
         recorder.begin(course.plan(deployed), total, pipeline.order.steps_per_epoch)
         loop = PipelineLoop(self._fleet, pipeline, recorder, watch.stopped)
+        mover = Mover(course, deployed, allowed=self._may_move)
         try:
             gate = Gate(loop, _gated(pipeline), total, recorder)
-            mover = Mover(course, deployed, allowed=self._may_move)
             drive = Drive(self._job, watch, folder, recorder)
             model = drive.train(loop, gate, mover)
         finally:
             watch.progress.close()
             rows = tuple(recorder.rows(loop.tally))
-            comparisons = compare(recorder.plan, loop.tally)
+            comparisons = compare(recorder.plan, loop.tally, mover.replay_s(loop.tally))
             self._write_report(folder, recorder.plan, rows, comparisons)
         steps = loop.tally.committed + 1
         remarks = (*recorder.plan.remarks, *self._job.data.remarks, *recorder.remarks)

@@ -34,6 +34,14 @@ class StageTimes:
     def compute_s(self) -> float:
         return self.forward_s + self.backward_s
 
+    def taking(self, step_s: float, microbatches: int) -> StageTimes:
+        """The same proportions, if all of a step is `step_s`."""
+        known_s = microbatches * self.compute_s + self.update_s
+        factor = step_s / max(known_s, 1e-9)
+        return StageTimes(
+            factor * self.forward_s, factor * self.backward_s, factor * self.update_s
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StageWork:
