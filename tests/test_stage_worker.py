@@ -387,3 +387,14 @@ def test_a_state_that_is_past_is_not_handed_over():
         report = bench.report()
         assert isinstance(report, Failed)
         assert "not the present one" in report.reason
+
+
+def test_a_stage_that_joins_late_takes_tensors_that_come_before_leave_to_train():
+    state = StageState(100, bundle(1).weights, {})
+    with Bench(bundle(1).resumed(state)) as bench:
+        bench.send(Kind.ACTIVATION, sent("t1"), 100)
+        bench.send(Kind.COTANGENT, cotangent(), 100)
+        bench.worker.give(Train(*IDS, 100))
+        report = bench.report()
+        assert isinstance(report, StepDone)
+        assert report.step == 100

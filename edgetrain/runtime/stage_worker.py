@@ -103,6 +103,7 @@ class StageWorker:
         self._norms: dict[int, float] = {}
         self._allowed = stage.parameters.last
         self._step = self._allowed + 1
+        self._exchange.advance(self._step)  # tensors may come before leave to train does
         self._failed = False
         self._tally = _Tally(world.clock(), 0)
 
