@@ -157,7 +157,7 @@ def error(folder: Path, other: Path) -> float:
 
 def table(rounds: Sequence[Round]) -> str:
     lines = [
-        "| steps to the move | paused | before | stayed | moved | optimum | ratio | weights |",
+        "| steps to move | paused | before | stayed | moved | optimum | ratio | error |",
         "|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for r in rounds:

@@ -161,15 +161,20 @@ def plan(
     ] = None,
     profiles: Annotated[
         Path | None,
-        typer.Option(
-            "--profiles", metavar="P.json", help="Layers and devices; docs/profiles.md."
-        ),
+        typer.Option("--profiles", metavar="P.json", help="Layers and devices, as below."),
     ] = None,
     assignments: Assignments = None,
     trace: Trace = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say which device would run which layers, how fast that is, and why."""
+    """Say which device would run which layers, how fast that is, and why.
+
+    A profile file holds "batch_size", "layers": [{"memory_bytes", "output_bytes"}, ...] and
+    "devices": [{"name", "forward_s", "memory_bytes", "link_bytes_per_s"}, ...], where
+    forward_s lists a time per layer; it may hold "objective" ("inference" or "training"),
+    "topology" ("peer" or "broker"), and in devices "latency_s" and "count". Training takes
+    "microbatches", and "backward_s" in devices. All keys: docs/profiles.md.
+    """
     if (profiles is None) == (run_file is None):
         raise InputError(
             "plan takes either a run file, or --profiles P.json with layers and devices"

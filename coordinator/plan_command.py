@@ -21,7 +21,7 @@ _COLUMNS = (
     Column("compute", numeric=True),
     Column("send", numeric=True),
     Column("memory", numeric=True),
-    Column(""),
+    Column("computes"),
 )
 _BAR = 20  # characters of a stage that is busy all the time
 

@@ -8,13 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
+from edgetrain.planner.costs import Costs
 from edgetrain.planner.exact import FILL, LOAD, Solver
 from edgetrain.planner.placement import Placement, evaluate
 from edgetrain.planner.problem import Device, Problem
 from edgetrain.planner.search import Optimum, optimise
 from edgetrain.planner.space import grouped
 
-_EXCHANGES: Final = 200  # tried at the most
+_EXCHANGES: Final = 200  # tried at the most, and fewer where one takes long:
+_EXCHANGE_ENTRIES: Final = 3e8  # of tables, in all
 _STEP_WORK: Final = 2e7  # of the last search along the order found
 
 Groups = list[list[Device]]
@@ -48,15 +50,17 @@ def approximate(problem: Problem, exact_limit: float, work_limit: float) -> Opti
     bound = optimise(Solver(relaxed), work_limit)
     if bound is None:
         return None
+    costs = Costs(problem)
     best: Placement | None = None
     for order in _orders(problem, bound.best, groups):
-        found = _along(problem, order)
+        found = _along(problem, costs, order)
         if found is not None and (best is None or found.time_s < best.time_s):
             best = found
     if best is None:
         return None
-    best = _exchanged(problem, best)
-    final = optimise(Solver(problem, order=_free(problem, best.devices)), _STEP_WORK)
+    best = _exchanged(problem, costs, best)
+    order = _free(problem, best.devices)
+    final = optimise(Solver(problem, order=order, costs=costs), _STEP_WORK)
     visited = [best] if final is None else [best, *final.visited]
     optimum = Optimum(best, bound.bound_s, [])
     for placement in visited:
@@ -131,10 +135,13 @@ def _orders(problem: Problem, relaxed: Placement, groups: Groups) -> Iterator[li
 
 
 def _along(
-    problem: Problem, order: Sequence[str], best: Placement | None = None
+    problem: Problem,
+    costs: Costs,
+    order: Sequence[str],
+    best: Placement | None = None,
 ) -> Placement | None:
     """The best of a few cuts of one order, or None if they do not beat the best."""
-    solver = Solver(problem, order=order)
+    solver = Solver(problem, order=order, costs=costs)
     cap_s = math.inf if best is None else best.slowest_s * (1.0 - 1e-9)
     fastest = solver.least(LOAD, cap_s)
     found = [fastest]
@@ -148,19 +155,21 @@ def _along(
     return None
 
 
-def _exchanged(problem: Problem, best: Placement) -> Placement:
+def _exchanged(problem: Problem, costs: Costs, best: Placement) -> Placement:
     """Exchange the device that bounds the plan with another while that helps."""
+    one = len(problem.layers) ** 2 * len(problem.devices)
+    most = min(_EXCHANGES, int(_EXCHANGE_ENTRIES / one))
     tried = 0
     improved = True
-    while improved and tried < _EXCHANGES:
+    while improved and tried < most:
         improved = False
         for order in _neighbours(problem, best):
             tried += 1
-            found = _along(problem, order, best)
+            found = _along(problem, costs, order, best)
             if found is not None:
                 best, improved = found, True
                 break
-            if tried == _EXCHANGES:
+            if tried >= most:
                 break
     return best
 

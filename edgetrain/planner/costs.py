@@ -17,7 +17,7 @@ import numpy.typing as npt
 from edgetrain.planner.placement import crossing_bytes
 from edgetrain.planner.problem import PLAIN, RECOMPUTE, Device, Problem
 
-_TABLE_ENTRIES: Final = 50_000_000  # kept at once, 8 bytes each
+_TABLE_ENTRIES: Final = 30_000_000  # kept at once, 8 bytes each
 
 Table = npt.NDArray[np.float64]
 
@@ -56,7 +56,8 @@ class Costs:
         inner = np.arange(count + 1) % count > 0
         self._sends_down = inner.astype(np.float64)
         self._sends_back = self._sends_down if problem.training else 0.0 * inner
-        self._made: dict[tuple[int, int], StageCosts] = {}
+        self._made: dict[tuple[str, int], StageCosts] = {}
+        self._traffic = self._count_traffic()
         self._room = max(1, _TABLE_ENTRIES // (3 * (count + 1) ** 2))
 
     def need_bytes(self, peak: int, option: str) -> Table:
@@ -78,9 +79,9 @@ class Costs:
         return both_s + forward_s if option == RECOMPUTE else both_s
 
     def link_s(self, device: Device) -> Table:
-        return self.held_s(device, self.traffic())
+        return self.held_s(device, self._traffic)
 
-    def traffic(self) -> tuple[Table, Table, Table]:
+    def _count_traffic(self) -> tuple[Table, Table, Table]:
         """Of every run of layers: bytes up, bytes down, and messages sent."""
         down, back = self.down_bytes, self.back_bytes
         up_bytes = down[None, :] + back[:, None]
@@ -98,7 +99,7 @@ class Costs:
 
     def hops_s(self, device: Device) -> Table:
         """The device's part in the hops of one microbatch's way through and back."""
-        up_bytes, down_bytes, messages = self.traffic()
+        up_bytes, down_bytes, messages = self._traffic
         per_message_s = device.latency_s + self._problem.hop_overhead_s
         hops_s = up_bytes / device.link_bytes_per_s + messages * per_message_s
         if self._problem.topology == "broker":
@@ -109,14 +110,14 @@ class Costs:
 
     def broker_s(self) -> Table:
         """For how long the broker is held by what a stage sends."""
-        up_bytes, _, _ = self.traffic()
+        up_bytes, _, _ = self._traffic
         if self._problem.topology != "broker":
             return np.zeros_like(up_bytes)
         return np.asarray(up_bytes / self._problem.broker_bytes_per_s)
 
-    def stage(self, number: int, device: Device, to_end: int) -> StageCosts:
-        """Of a stage on the device type `number`, `to_end` stages from the end."""
-        key = (number, self._problem.peak(to_end))
+    def stage(self, device: Device, to_end: int) -> StageCosts:
+        """Of a stage on the device, `to_end` stages from the end."""
+        key = (device.name, self._problem.peak(to_end))
         if key not in self._made:
             if len(self._made) == self._room:
                 self._made.clear()
@@ -158,7 +159,7 @@ class Costs:
         able = np.isfinite(ends(*[self.compute_s(device, PLAIN)] * 2)) & ~self._nothing
         able[0] = able[:, -1] = False
         compute_s[~able] = np.inf
-        up, down, messages = (ends(table, table) for table in self.traffic())
+        up, down, messages = (ends(table, table) for table in self._traffic)
         hops_s = self.hops_s(device)
         broker_s = self.broker_s()
         return StageCosts(

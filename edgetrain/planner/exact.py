@@ -76,6 +76,7 @@ class Solver:
         at_least: how many of the type of the forced device must have one.
         order: of the devices that are not pinned, if it is given: the last of them, as
             many as is best, then make up the pipeline in this order.
+        costs: of the same problem, to share; None: its own.
     """
 
     def __init__(
@@ -85,9 +86,10 @@ class Solver:
         forced: str | None = None,
         at_least: int = 1,
         order: Sequence[str] | None = None,
+        costs: Costs | None = None,
     ) -> None:
         self.problem = problem
-        self.costs = Costs(problem)
+        self.costs = costs or Costs(problem)
         self.work = 0  # table entries combined so far
         self._by_name = {device.name: device for device in problem.devices}
         self._space: Space
@@ -124,15 +126,11 @@ class Solver:
         return best
 
     def _table(
-        self, criterion: Criterion, cap_s: float, device: tuple[int, Device], to_end: int
+        self, criterion: Criterion, cap_s: float, device: Device, to_end: int
     ) -> Table:
-        costs = self.costs.stage(*device, to_end)
+        costs = self.costs.stage(device, to_end)
         value = criterion.of(costs, self._broker_s)
         return np.where(costs.load_s > _most(criterion, cap_s), np.inf, value)
-
-    def _pinned(self, name: str) -> tuple[int, Device]:
-        number = -1 if name == self.problem.pin_first else -2
-        return number, self._by_name[name]
 
     def _runs(self, criterion: Criterion, cap_s: float) -> Iterator[_Run]:
         first, last = self.problem.pin_first, self.problem.pin_last
@@ -142,7 +140,7 @@ class Solver:
             return
         head = None
         if first is not None:
-            mine = self._pinned(first)
+            mine = self._by_name[first]
 
             def head(to_end: int) -> Table:
                 return np.asarray(self._table(criterion, cap_s, mine, to_end)[0])
@@ -150,7 +148,7 @@ class Solver:
         origin = np.full(end + 1, np.inf)
         origin[end] = 0.0
         if last is not None:
-            origin = self._table(criterion, cap_s, self._pinned(last), 1)[:, end].copy()
+            origin = self._table(criterion, cap_s, self._by_name[last], 1)[:, end].copy()
         yield _Run(origin, last, head)
 
     def _two_ended(self, criterion: Criterion, cap_s: float) -> Iterator[_Run]:
@@ -181,7 +179,7 @@ class Solver:
         several = problem.stages not in (None, 1) or self._forced is not None
         if name is None or name != problem.pin_last or several:
             return None
-        value = float(self._table(criterion, cap_s, self._pinned(name), 1)[0, -1])
+        value = float(self._table(criterion, cap_s, self._by_name[name], 1)[0, -1])
         whole = ((name, range(len(problem.layers))),)
         return Found(value, whole) if np.isfinite(value) else None
 
@@ -191,8 +189,7 @@ class Solver:
         def tables(kind: int, to_end: int) -> Table:
             key = (kind, self.problem.peak(to_end))
             if key not in made:
-                device = (kind, self._types[kind])
-                made[key] = self._table(criterion, cap_s, device, to_end)
+                made[key] = self._table(criterion, cap_s, self._types[kind], to_end)
             return made[key]
 
         sweep = Sweep(

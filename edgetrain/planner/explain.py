@@ -8,16 +8,25 @@ from dataclasses import replace
 from typing import Final
 
 from edgetrain.errors import PlanError
+from edgetrain.planner.approximate import exact_work
 from edgetrain.planner.exact import FILL, LOAD, SHORT, Found, Solver
 from edgetrain.planner.placement import Placement, evaluate, stage_memory_bytes
-from edgetrain.planner.problem import RECOMPUTE, Device, Layer, Problem, ranges_text
+from edgetrain.planner.problem import (
+    MAX_DEVICES,
+    MAX_TABLES,
+    RECOMPUTE,
+    Device,
+    Layer,
+    Problem,
+    ranges_text,
+)
 from edgetrain.planner.search import optimise
 from edgetrain.planner.space import grouped
 from edgetrain.schedules.table import SCHEDULES
 
 _REASONS: Final = 8  # types of device that are planned with once more, to say why not
 _QUICK_WORK: Final = 3_000_000.0  # of a search that is worth making for a reason
-_FORCED_WORK: Final = 1e8
+_FORCED_WORK: Final = 3e7
 _MORE_MICROBATCHES: Final = (2, 4, 8, 16, 32, 64)
 _UNITS: Final = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
@@ -34,12 +43,7 @@ def misfit(problem: Problem, *, exact: bool) -> PlanError:
         return PlanError(
             f"no device can run layer {unable} of the model; add a device that can"
         )
-    order = None
-    if not exact:
-        pins = {problem.pin_first, problem.pin_last}
-        smallest_last = sorted(problem.devices, key=lambda d: (-d.memory_bytes, d.name))
-        order = [device.name for device in smallest_last if device.name not in pins]
-    kindest = Solver(problem, order=order).least(SHORT)
+    kindest = _kindest(problem, exact=exact)
     if kindest is None or kindest.value <= 0.0:
         return PlanError(
             "no placement was found: the devices that can run a layer cannot take their"
@@ -47,12 +51,12 @@ def misfit(problem: Problem, *, exact: bool) -> PlanError:
         )
     name, layers, need_bytes = _shortest(problem, kindest)
     device = next(device for device in problem.devices if device.name == name)
-    helps = _helps(problem) if exact else []
+    helps = _helps(problem)
+    which = "even under the cut that is" if exact else "under the cut that was found"
     advice = f"{' or '.join(helps)} would fit" if helps else "Give it more memory"
     return PlanError(
         f"the model does not fit: device {name!r} is short by"
-        f" {bytes_text(need_bytes - device.memory_bytes)} even under the cut that is"
-        f" kindest to memory (it would run {layers} in {bytes_text(need_bytes)}, and has"
+        f" {bytes_text(need_bytes - device.memory_bytes)} {which} kindest to memory (it would run {layers} in {bytes_text(need_bytes)}, and has"
         f" {bytes_text(device.memory_bytes)}). {advice[:1].upper()}{advice[1:]}"
     )
 
@@ -154,7 +158,9 @@ def _changes(problem: Problem) -> Iterator[tuple[str, str, Problem]]:
     roomiest = max(problem.devices, key=lambda device: device.memory_bytes)
     names = {device.name for device in problem.devices}
     extra = next(n for n in map(str, range(len(names) + 1)) if n not in names)
-    if problem.stages is None and len(names) < len(problem.layers):
+    more_tables = len(problem.layers) ** 2 * (len(names) + 1)
+    roomy = len(names) < MAX_DEVICES and more_tables <= MAX_TABLES
+    if problem.stages is None and roomy and len(names) < len(problem.layers):
         devices = (*problem.devices, replace(roomiest, name=extra))
         more = replace(problem, devices=devices)
         yield "device", f"one more device such as {roomiest.name}", more
@@ -168,6 +174,7 @@ def _split(problem: Problem, times: int) -> Problem:
             layer.memory_bytes,
             layer.output_bytes / times,
             layer.stash_bytes / times,
+            layer.cotangent_bytes and layer.cotangent_bytes / times,
         )
         for layer in problem.layers
     )
@@ -180,8 +187,18 @@ def _split(problem: Problem, times: int) -> Problem:
     )
 
 
+def _kindest(problem: Problem, *, exact: bool) -> Found | None:
+    """The placement that overfills memory the least; of one likely order if not exact."""
+    if exact:
+        return Solver(problem).least(SHORT)
+    pins = {problem.pin_first, problem.pin_last}
+    smallest_last = sorted(problem.devices, key=lambda d: (-d.memory_bytes, d.name))
+    order = [device.name for device in smallest_last if device.name not in pins]
+    return Solver(problem, order=order).least(SHORT)
+
+
 def _fits(problem: Problem) -> bool:
-    found = Solver(problem).least(SHORT)
+    found = _kindest(problem, exact=exact_work(problem) <= _QUICK_WORK)
     return found is not None and found.value <= 0.0
 
 

@@ -12,6 +12,7 @@ from edgetrain.schedules.table import SCHEDULES
 
 MAX_LAYERS: Final = 2000  # tables of a device hold the square of it
 MAX_DEVICES: Final = 256
+MAX_TABLES: Final = 20_000_000  # layers times layers times devices
 MAX_MICROBATCHES: Final = 100_000
 PLAIN: Final = "plain"
 RECOMPUTE: Final = "recompute"
@@ -164,6 +165,11 @@ class Problem:
     def _check_sizes(self) -> None:
         _require_count("layers", len(self.layers), MAX_LAYERS)
         _require_count("devices", len(self.devices), MAX_DEVICES)
+        _require(
+            len(self.layers) ** 2 * len(self.devices) <= MAX_TABLES,
+            f"{len(self.layers)} layers on {len(self.devices)} devices: planning for so"
+            " many of both takes too long; name fewer devices, or fewer cuts",
+        )
         _require_count("microbatches", self.microbatches, MAX_MICROBATCHES)
         _require(self.samples >= 1, f"{self.samples} samples a microbatch: at least 1")
         _require(

@@ -22,6 +22,9 @@ from edgetrain.planner.problem import Problem
 
 _SAME: Final = 1e-12  # relative: rounding, not a difference
 _INTERVALS: Final = 60  # where halving does not close the gap
+# Where the first intervals end, by the least bottleneck: sweeps of low ones are fast, and
+# find plans that rule the others out.
+_EDGES: Final = (1.05, 1.15, 1.3, 1.6, 2.0)
 # First guesses of the bottleneck, as multiples of a perfectly even split's. A sweep over
 # short stages is fast, and exact as soon as it finds a plan at all.
 _GUESSES: Final = (1.1, 1.5, 3.0, 10.0, math.inf)
@@ -115,7 +118,10 @@ def _search_intervals(
         rest = problem.microbatches - 1
         high_s = (optimum.best.time_s - least_s) / rest if rest else math.inf
     # (bound, lo, hi): plans whose slowest is in (lo, hi] take no less than the bound
-    intervals = [(_bound_s(problem, least_s, low_s), low_s, high_s)]
+    edges = [low_s, *(low_s * ratio for ratio in _EDGES if low_s * ratio < high_s), high_s]
+    intervals = [
+        (_bound_s(problem, least_s, lo), lo, hi) for lo, hi in itertools.pairwise(edges)
+    ]
     optimum.bound_s = math.inf
     for explored in itertools.count():
         if not intervals:

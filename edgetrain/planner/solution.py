@@ -13,6 +13,7 @@ from edgetrain.planner.problem import Problem
 from edgetrain.planner.search import Optimum, optimise
 
 EXACT_WORK: Final = 60_000_000.0  # 16 unlike devices with 96 layers
+_MERGED_WORK: Final = 15_000_000.0  # of the types that bound a larger fleet's plans
 _WORK_LIMIT: Final = 3e9  # table entries that a search for a training step may combine
 
 
@@ -76,4 +77,4 @@ def plan(problem: Problem, *, explain: bool = True) -> Solution:
 def _optimum(problem: Problem) -> Optimum | None:
     if exact_work(problem) <= EXACT_WORK:
         return optimise(Solver(problem), _WORK_LIMIT)
-    return approximate(problem, EXACT_WORK, _WORK_LIMIT)
+    return approximate(problem, _MERGED_WORK, _WORK_LIMIT)
