@@ -78,9 +78,9 @@ class ResNet(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int = 6) -> None:
         super().__init__()
-        wide = 6 * inputs
+        wide = expansion * inputs
         self.adds = stride == 1 and inputs == outputs
         self.block = nn.Sequential(
             conv_norm(inputs, wide, 1),
