@@ -48,7 +48,7 @@ class Amount(msgspec.Struct, frozen=True):
     Attributes:
         flop: a multiply-add counts as two.
         nbytes: read and written.
-        nodes: operators that run.
+        nodes: operators that run, or steps of a recurrent one.
     """
 
     flop: float = 0.0

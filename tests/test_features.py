@@ -7,7 +7,13 @@ import pytest
 from onnx import helper
 
 from edgetrain.compiler.build import Node
-from edgetrain.compiler.cost import _OPERATORS, MOVES_ONLY, node_bytes, op_group
+from edgetrain.compiler.cost import (
+    _OPERATORS,
+    MOVES_ONLY,
+    node_amount,
+    node_bytes,
+    op_group,
+)
 from edgetrain.compiler.cut import CutFinder
 from edgetrain.compiler.features import layer_features
 from edgetrain.compiler.normalise import normalise
@@ -96,6 +102,23 @@ def test_a_transposed_weight_counts_as_one():
     )
     (layer,), _ = of(model)
     assert layer.backward[OpGroup.DENSE].flop == layer.forward[OpGroup.DENSE].flop / 2
+
+
+def test_steps_of_a_recurrent_node_count():
+    shapes = {"x": (7, 2, 3), "w": (1, 20, 3), "r": (1, 20, 5), "y": (7, 1, 2, 5)}
+    values = {n: TensorSpec(n, "float32", shape) for n, shape in shapes.items()}
+    node = Node("LSTM", "l", ("x", "w", "r"), ("y",), {"hidden_size": 5})
+    assert node_amount(node, values).nodes == 7
+    relu = Node("Relu", "e", ("y",), ("z",))
+    assert node_amount(relu, values).nodes == 1
+
+
+def test_a_plain_convolution_copies_its_windows():
+    shapes = {"x": (2, 3, 8, 8), "w": (6, 3, 5, 5), "y": (2, 6, 4, 4)}
+    values = {n: TensorSpec(n, "float32", shape) for n, shape in shapes.items()}
+    node = Node("Conv", "c", ("x", "w"), ("y",))
+    windows = 4 * (2 * 4 * 4) * (3 * 5 * 5)
+    assert node_amount(node, values).nbytes == node_bytes(node, values) + 2 * windows
 
 
 def test_bytes_count_every_input_once():

@@ -42,6 +42,8 @@ _OPERATORS: Final[Mapping[OpGroup, str]] = {
         " SoftmaxCrossEntropyLoss NegativeLogLikelihoodLoss"
     ),
 }
+_COPYING: Final = frozenset((OpGroup.CONVOLUTION_PLAIN, OpGroup.DEPTHWISE_PLAIN))
+FLOAT_BYTES: Final = 4
 _GROUP_OF: Final = {op: group for group, ops in _OPERATORS.items() for op in ops.split()}
 
 
@@ -69,8 +71,19 @@ def node_bytes(node: Node, values: Values) -> int:
 
 
 def node_amount(node: Node, values: Values) -> Amount:
-    """Work of one run of the node."""
-    return Amount(node_flop(node, values), node_bytes(node, values), 1)
+    """Work of one run of the node; each step of a recurrent one counts as a node.
+
+    A plain convolution is a matrix product of the image's windows, copied out: the bytes
+    of that copy, written and read, are often the most.
+    """
+    group, flop = op_group(node, values), node_flop(node, values)
+    nbytes, nodes = node_bytes(node, values), 1
+    if group is OpGroup.RECURRENT:
+        nodes = values[node.inputs[0]].shape[0]
+    elif group in _COPYING:
+        products = flop // 2 * node.get("group", 1)
+        nbytes += 2 * FLOAT_BYTES * products // values[node.inputs[1]].shape[0]
+    return Amount(flop, nbytes, nodes)
 
 
 def node_flop(node: Node, values: Values) -> int:
