@@ -63,3 +63,26 @@ def test_draining_bytes_let_one_message_past_the_limit() -> None:
     sender.join(WAIT_S)
     window.remove(1000)
     assert window.held_bytes == 0
+
+
+def test_drain_returns_when_all_has_left_or_the_window_closed():
+    window = SendWindow(100)
+    window.drain(WAIT_S)  # nothing is inside
+    window.add(150)
+    done = threading.Event()
+
+    def drain() -> None:
+        window.drain(WAIT_S)
+        done.set()
+
+    for end in (lambda: window.remove(50), lambda: window.close("over")):
+        done.clear()
+        waiting = threading.Thread(target=drain)
+        waiting.start()
+        window.remove(50)
+        assert not done.wait(0.01)
+        window.remove(50)
+        end()
+        assert done.wait(WAIT_S)
+        waiting.join()
+        window.add(150)

@@ -1,5 +1,7 @@
 """Devices that are paced, throttled, far away or killed, in whole runs and alone."""
 
+import re
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +125,16 @@ def test_a_timetable_kills_an_agent_in_the_middle_of_a_run(edgetrain_fleet, task
     fleet = edgetrain_fleet([SimDevice("a"), doomed], memory=memory)
     with pytest.raises(DeviceError, match="'b': its connection ended during the run"):
         fleet.train(task)
+
+
+def test_the_page_s_run_files_are_valid(tmp_path):
+    page = (Path(__file__).parent.parent / "docs" / "simulated-fleets.md").read_text()
+    tables = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert len(tables) == 2
+    for text in tables:
+        files = {"model": {"path": "m.onnx"}, "data": {"train": "train.npz"}}
+        config = parse({**files, **tomllib.loads(text)}, folder=tmp_path)
+        assert all(SimDevice.of(device).name for device in config.fleet.simulate)
 
 
 def test_a_run_file_describes_lesser_devices(task, tmp_path, edgetrain_broker: Broker):

@@ -117,21 +117,21 @@ def test_partial_sends_keep_the_bytes_copy_nothing_and_leave_the_window() -> Non
 
 
 def test_tensors_leave_at_once_and_whole_whoever_writes_the_rest() -> None:
-    """Two threads publish more than the socket takes; a third empties the queue."""
+    """Two threads send more than the socket takes; a third empties the queue."""
     window = SendWindow(1 << 30)
     client = Client("c", window)
     client._sock, peer = socket.socketpair()
     client._sock.setblocking(False)
     client._thread = threading.current_thread()  # as under loop_start
-    client.publish("first", b"out before publish returns", qos=0)
-    first = publish_packet("first", b"out before publish returns")
+    client.send("first", b"out before send returns")
+    first = publish_packet("first", b"out before send returns")
     assert peer.recv(1000) == first
     assert window.held_bytes == 0
     counts, nbytes = {"a": 40, "b": 40}, 30_000
 
     def send(topic: str) -> None:
         for i in range(counts[topic]):
-            client.publish(topic, bytes([i]) * nbytes, qos=0)
+            client.send(topic, bytes([i]) * nbytes)
 
     senders = [threading.Thread(target=send, args=(topic,)) for topic in counts]
     for sender in senders:

@@ -43,7 +43,10 @@ cuts = ["a", ["b", "c"]]
 pin = { first = "pi" }
 [fleet]
 broker = "mqtt://me:se@cret@broker.local:1884"
-simulate = [{ name = "pi", memory = "1 MB" }, { name = "pc" }]
+simulate = [
+    { name = "pi", memory = "1 MB", timetable = [{ at_s = 1, kill = true }] },
+    { name = "pc", paced = [0.1, 0.2] },
+]
 """
 
 

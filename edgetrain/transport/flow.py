@@ -40,6 +40,13 @@ class SendWindow:
             if self._failure is not None:
                 raise TransportError(self._failure)
 
+    def drain(self, timeout_s: float) -> None:
+        """Wait until all has left, or the window is closed, or so long."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._failure is not None or self._held_bytes == 0, timeout_s
+            )
+
     def add(self, nbytes: int) -> None:
         with self._changed:
             self._held_bytes += nbytes

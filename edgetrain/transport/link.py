@@ -120,6 +120,9 @@ class Link:
         Raises:
             TransportError: the client does not take it.
         """
+        if qos == 0 and not retain:
+            self._client.send(topic, payload)
+            return
         info = self._client.publish(topic, payload, qos=qos, retain=retain)
         if info.rc not in (MQTTErrorCode.MQTT_ERR_SUCCESS, MQTTErrorCode.MQTT_ERR_NO_CONN):
             raise TransportError(f"cannot send to {self._address}: {info.rc.name}")
@@ -127,9 +130,11 @@ class Link:
 
     def close(self, reason: str) -> None:
         """Let what was sent leave, then disconnect; later senders fail with `reason`."""
-        if self._last is not None and self._client.is_connected():
-            with contextlib.suppress(RuntimeError):
-                self._last.wait_for_publish(_END_TIMEOUT_S)
+        if self._client.is_connected():
+            if self._last is not None:
+                with contextlib.suppress(RuntimeError):
+                    self._last.wait_for_publish(_END_TIMEOUT_S)
+            self.window.drain(_END_TIMEOUT_S)
         self.window.close(reason)
         self._client.on_disconnect = None
         self._client.end(_END_TIMEOUT_S)

@@ -20,7 +20,6 @@ from edgetrain.transport.flow import SendWindow
 
 _QUICKACK: Final[int | None] = getattr(socket, "TCP_QUICKACK", None)  # Linux only
 _INFLIGHT_MESSAGES: Final = 64
-_TYPE: Final = 0xF0  # of a packet, in its first byte
 _RECONNECT_MIN_S: Final = 1
 _RECONNECT_MAX_S: Final = 5
 
@@ -121,44 +120,46 @@ class Client(paho.Client):
         qos: int,
         info: paho.MQTTMessageInfo | None = None,
     ) -> MQTTErrorCode:
-        """Queue a view, so that a partial send does not copy all that remains.
-
-        Tensors go out at once, on the thread that publishes, as far as the socket takes
-        them: to wake the network thread for them would cost two switches of threads a
-        frame. TLS does not bear two threads at one connection.
-        """
+        """Queue a view, so that a partial send does not copy all that remains."""
         self._window.add(len(packet))
         view = cast(bytes, memoryview(packet))
-        if not self._writes_at_once(command, qos):
+        with self._queueing:
+            return super()._packet_queue(command, view, mid, qos, info)
+
+    def send(self, topic: str, payload: bytes | bytearray) -> None:
+        """Publish at QoS 0, on this thread, as far as the socket takes it.
+
+        To wake the network thread for each message would cost two switches of threads, and
+        `publish` a copy and a good deal of bookkeeping. TLS does not bear two threads at
+        one connection, so there it is `publish`. Without a connection it is lost.
+        """
+        sock = self._sock
+        if not isinstance(sock, socket.socket) or isinstance(sock, ssl.SSLSocket):
+            self.publish(topic, payload, qos=0)
+            return
+        head = _publish_head(topic, len(payload))
+        self._window.add(len(head) + len(payload))
+        with self._writing:
+            broken_meanwhile = self._sock is not sock
+            if broken_meanwhile:
+                return  # `resume` empties the window
+            sent_bytes = 0
+            if not self._out_packet:
+                # the network thread meets an error of the socket too, and deals with it
+                with contextlib.suppress(OSError):
+                    sent_bytes = sock.sendmsg((head, payload))
+                self._window.remove(sent_bytes)
+            if sent_bytes == len(head) + len(payload):
+                return
+            rest = cast(bytes, memoryview(b"".join((head, payload)))[sent_bytes:])
+            info = paho.MQTTMessageInfo(0)
             with self._queueing:
-                return super()._packet_queue(command, view, mid, qos, info)
-        self._out_packet.append(
-            {
-                "command": command,
-                "mid": mid,
-                "qos": qos,
-                "pos": 0,
-                "to_process": len(packet),
-                "packet": view,
-                "info": info,
-            }
-        )
-        self._packet_write()
-        if self._out_packet:
-            self._wake_network_thread()
-        return MQTTErrorCode.MQTT_ERR_SUCCESS
+                super()._packet_queue(PUBLISH, rest, 0, 0, info)
 
-    def _writes_at_once(self, command: int, qos: int) -> bool:
-        plain = type(self._sock) is socket.socket
-        return (
-            plain and qos == 0 and command & _TYPE == PUBLISH and self._thread is not None
-        )
-
-    def _wake_network_thread(self) -> None:
-        """It writes the rest once there is room, or finds out what is wrong."""
-        with self._queueing, contextlib.suppress(BlockingIOError):
-            if self._sockpairW is not None:
-                self._sockpairW.send(b"0")
+    def reconnect(self) -> MQTTErrorCode:
+        """Not while another thread writes: its rest would go to the new connection."""
+        with self._writing:
+            return super().reconnect()
 
     def _packet_write(self) -> MQTTErrorCode:
         """One thread at a time: a packet that left in part comes first again."""
@@ -169,6 +170,22 @@ class Client(paho.Client):
         sent_bytes = super()._sock_send(buf)
         self._window.remove(sent_bytes)
         return sent_bytes
+
+
+def _publish_head(topic: str, payload_bytes: int) -> bytes:
+    """What stands before the payload in a PUBLISH packet of QoS 0.
+
+    Source: MQTT 3.1.1, sections 2.2.3 and 3.3.
+    """
+    name = topic.encode()
+    head = bytearray((PUBLISH,))
+    left = 2 + len(name) + payload_bytes
+    while True:
+        left, digit = divmod(left, 128)
+        head.append(digit | (128 if left else 0))
+        if not left:
+            break
+    return bytes(head) + len(name).to_bytes(2, "big") + name
 
 
 def _send_at_once(_client: paho.Client, _userdata: object, sock: object) -> None:
