@@ -12,6 +12,7 @@ from edgetrain.planner.placed_case import case_of
 from edgetrain.planner.placement import evaluate
 from edgetrain.planner.solution import plan
 from edgetrain.planner.timeline import play
+from edgetrain.planner.timeline_case import Case, TimedDevice, TimedStage
 
 SEEDS = range(60)
 
@@ -62,3 +63,12 @@ def test_one_microbatch_takes_the_fill(seed):
         assert taken_s == pytest.approx(placement.fill_s)
     else:  # the planner takes the sender's link alone
         assert taken_s >= placement.fill_s * (1 - 1e-9)
+
+
+def test_a_fused_loss_leaves_the_last_stage_idle_while_gpipe_fills():
+    stages = tuple(TimedStage(name, 1.0, 2.0) for name in ("a", "b"))
+    devices = (TimedDevice("a"), TimedDevice("b"))
+    fused = (stages[0], TimedStage("b", 0.0, 3.0))
+    for schedule, apart_s, fused_s in (("gpipe", 27.0, 34.0), ("1f1b", 27.0, 27.0)):
+        assert play(Case(stages, devices, schedule, 8)).period_s == apart_s
+        assert play(Case(fused, devices, schedule, 8)).period_s == fused_s

@@ -23,7 +23,7 @@ def test_the_timeline_is_drawn_as_shown(tmp_path):
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     code = (tmp_path / "example.py").read_text().replace('"1f1b"', '"1f1b-eager"')
     (tmp_path / "eager.py").write_text(code)
-    assert "A step takes 1.57 s" in type_in(f"{sys.executable} eager.py", tmp_path)
+    assert "A step takes 1.63 s" in type_in(f"{sys.executable} eager.py", tmp_path)
 
 
 def test_the_fleet_is_rehearsed_as_shown(tmp_path):

@@ -10,7 +10,12 @@ from edgetrain.planner.timeline_case import Case, Network, TimedDevice, TimedSta
 
 
 def case_of(
-    problem: Problem, placement: Placement, network: Network | None = None, **more: object
+    problem: Problem,
+    placement: Placement,
+    network: Network | None = None,
+    *,
+    fused_loss: bool = True,
+    **more: object,
 ) -> Case:
     """The case that a placement stands for.
 
@@ -19,6 +24,8 @@ def case_of(
         placement: its stages.
         network: hop and op overheads, and the chunk; topology and the broker's rate are
             the problem's. None: hops take the problem's `hop_overhead_s`.
+        fused_loss: as in a run, the last stage's forward is part of its backward: one
+            graph goes forward, computes the loss and goes back.
         more: other fields of `Case`, such as `data_on` or `label_bytes`.
     """
     network = dataclasses.replace(
@@ -27,8 +34,12 @@ def case_of(
         broker_bytes_per_s=problem.broker_bytes_per_s,
     )
     used = set(placement.devices)
+    stages = [_stage(problem, stage) for stage in placement.stages]
+    if fused_loss and problem.training:
+        both_s = stages[-1].forward_s + stages[-1].backward_s
+        stages[-1] = dataclasses.replace(stages[-1], forward_s=0.0, backward_s=both_s)
     case = Case(
-        stages=tuple(_stage(problem, stage) for stage in placement.stages),
+        stages=tuple(stages),
         devices=tuple(
             TimedDevice(d.name, d.link_bytes_per_s, d.link_bytes_per_s, d.latency_s)
             for d in problem.devices

@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 from edgetrain.errors import PlanError
 from edgetrain.schedules.table import SCHEDULES
+from edgetrain.wire.frame import DEFAULT_CHUNK_BYTES
 
 Topology = Literal["peer", "broker"]
 DataOn = Literal["coordinator", "first"]
@@ -112,7 +113,7 @@ class Network:
             downlink, which cuts through. "broker": up the sender's link and down the
             receiver's, each with its latency; a chunk is passed on when it is complete.
         broker_bytes_per_s: that the broker passes on in all.
-        chunk_bytes: of the frames that a message is cut into.
+        chunk_bytes: of the frames that a message is cut into, evenly, at the most.
         hop_s, hop_s_per_byte: what a message takes beside links and latencies: building,
             publishing, the broker, and handing over to the worker.
         op_s: what a forward or backward takes beside computing.
@@ -120,7 +121,7 @@ class Network:
 
     topology: Topology = "broker"
     broker_bytes_per_s: float = math.inf
-    chunk_bytes: float = 56e3
+    chunk_bytes: float = DEFAULT_CHUNK_BYTES
     hop_s: float = 0.0
     hop_s_per_byte: float = 0.0
     op_s: float = 0.0

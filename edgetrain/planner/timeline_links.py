@@ -72,7 +72,6 @@ class Link:
             whole_s: when all of it has come to this link.
         """
         start_s = max(ready_s, self.free_s)
-        chunk_bytes = min(chunk_bytes, nbytes)
         end_s = self.course.end_s(start_s, nbytes)
         if whole_s > start_s:
             end_s = max(end_s, self.course.end_s(whole_s, chunk_bytes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -53,7 +54,6 @@ class Post:
         self._clock = clock
         self._network = network
         self._record = record
-        self._chunk_bytes = network.chunk_bytes if network.topology == "broker" else 0.0
 
     def send(self, message: Message, cause: int) -> None:
         """Put a message on its way now."""
@@ -67,7 +67,8 @@ class Post:
         link, ready_s, nbytes = message.route[leg], self._clock.now_s, message.nbytes
         if link.free_s > ready_s:
             cause = link.last_node
-        passage = link.carry(ready_s, nbytes, self._chunk_bytes, whole_s)
+        chunk_bytes = self._chunk_bytes(nbytes)
+        passage = link.carry(ready_s, nbytes, chunk_bytes, whole_s)
         span = (passage.start_s, passage.end_s)
         mail = message.mail
         node = Node(
@@ -81,7 +82,14 @@ class Post:
             self._clock.at(passage.last_due_s + taken_s, arrive)
             return
         after = message.route[leg + 1]
-        rest_bytes = nbytes - min(nbytes, self._chunk_bytes)
+        rest_bytes = nbytes - chunk_bytes
         gapless_s = after.course.latest_start_s(passage.last_due_s, rest_bytes)
         carry = partial(self._carry, message, leg + 1, passage.last_due_s, link.last_node)
         self._clock.at(max(passage.first_due_s, gapless_s), carry)
+
+    def _chunk_bytes(self, nbytes: float) -> float:
+        """Of what is passed on when it is complete: a frame; between peers, any byte."""
+        network = self._network
+        if network.topology == "peer":
+            return 0.0
+        return nbytes / max(1, math.ceil(nbytes / network.chunk_bytes))
