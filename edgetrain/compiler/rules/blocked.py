@@ -26,8 +26,10 @@ CONV: Final = f"{DOMAIN}::Conv"
 POSITIONS: Final = 512
 # A dense weight gradient reads a block of samples of the cotangent once for a few columns
 # of results, for up to so many blocks of features at a time. It must stay in the cache.
+# So that it does, and to fill blocks of samples, images are cut into a few bands of rows.
 FEATURE_BLOCKS: Final = 4
 CACHE_BYTES: Final = 2**21
+BANDS: Final = 8
 
 
 def use_blocks(g: GraphBuilder, nodes: Sequence[Node]) -> list[Node]:
@@ -58,19 +60,17 @@ def fits_depthwise_dw(g: GraphBuilder, w: str, c: Correlation) -> bool:
 
 
 def fits_dense_dw(g: GraphBuilder, w: str, c: Correlation) -> bool:
-    """Whether `dense_dw` serves, with whole blocks of samples and of features."""
-    at_once = g.block * min(c.features, FEATURE_BLOCKS * g.block) * c.positions
+    """Whether `dense_dw` serves."""
     return (
         g.block > 0
         and not g.lean
-        and 4 * at_once <= CACHE_BYTES
         and c.groups == 1
         and len(c.window.kernel) == 2
         and math.prod(c.window.kernel) > 1
         and c.window.dilations[1] == 1
-        and c.batch % g.block == 0
         and c.features % g.block == 0
         and g.dtype(w) == "float32"
+        and _bands(g, c) > 0
     )
 
 
@@ -129,8 +129,8 @@ def dense_dw(g: GraphBuilder, x: str, dy: str, c: Correlation) -> str:
     The image is convolved with the cotangent as its kernel, the stride as its dilation.
     Pixels and channels of the image share its last axis, channels innermost, so that the
     results of all channels lie side by side: the kernel of the engine works on several at
-    once and reads the cotangent once for all of them. It takes columns in the padding one
-    at a time, so these are made part of the image.
+    once and reads the cotangent once for all of them. It takes results that touch padding
+    one at a time, so the padding is made part of the image.
 
     Args:
         g: where to emit.
@@ -138,18 +138,11 @@ def dense_dw(g: GraphBuilder, x: str, dy: str, c: Correlation) -> str:
         dy: cotangent of the result, [N, M, *steps].
         c: the sizes.
     """
-    window = c.window
-    spare = [
-        (n - 1) * stride + reach + 1 - image - begin
-        for n, stride, reach, image, begin in zip(
-            window.steps, window.strides, window.reach, window.image, window.begin,
-            strict=True,
-        )
-    ]  # fmt: skip
+    window, count = c.window, _bands(g, c)
+    steps = (window.steps[0] // count, window.steps[1])
     product = g(
-        CONV, _samples_inside(g, x, spare, c), _cotangent_kernel(g, dy, c),
-        group=1, kernel_shape=list(window.steps),
-        pads=[window.begin[0], 0, max(0, spare[0]), 0],
+        CONV, _image_bands(g, x, c, count), _cotangent_bands(g, dy, c, count),
+        group=1, kernel_shape=list(steps), pads=[0] * 4,
         strides=[window.dilations[0], 1],
         dilations=[window.strides[0], window.strides[1] * c.channels],
     )  # fmt: skip
@@ -158,33 +151,58 @@ def dense_dw(g: GraphBuilder, x: str, dy: str, c: Correlation) -> str:
     return g("Transpose", taps, perm=[0, 3, 1, 2])
 
 
-def _samples_inside(g: GraphBuilder, x: str, spare: Sequence[int], c: Correlation) -> str:
-    """[N, C, H, W] as [N / b, H, columns * C, b of N], declared [1, N, H, columns * C].
+def _bands(g: GraphBuilder, c: Correlation) -> int:
+    """Of how many bands of rows each, images make whole blocks of samples; 0: of none."""
+    features = min(c.features, FEATURE_BLOCKS * g.block)
+    image_bytes = 4 * g.block * features * c.positions
+    for count in range(1, BANDS + 1):
+        whole = c.window.steps[0] % count == 0 and c.batch * count % g.block == 0
+        if whole and image_bytes <= count * CACHE_BYTES:
+            return count
+    return 0
 
-    Rows and columns that no window reaches are cut off, columns of padding are added.
+
+def _image_bands(g: GraphBuilder, x: str, c: Correlation, count: int) -> str:
+    """[N, C, H, W] as [S / b, rows, columns * C, b of S], S the bands of all samples.
+
+    Padded, without what no window reaches; declared [1, S, rows, columns * C].
     """
-    b, (height, width) = g.block, c.window.image
-    last = g("Transpose", x, perm=[0, 2, 3, 1])
-    image = g(REORDER_INPUT, reshape(g, last, (1, c.batch, height, width * c.channels)))
-    cut, (left, right) = min(0, spare[0]), (c.window.begin[1], spare[1])
-    if cut or left or right:
-        rows = reshape(g, image, (c.batch // b, height, width, c.channels * b))
-        image = g("Pad", rows, g.ints(0, 0, left, 0, 0, cut, right, 0))
-    columns = (left + width + right) * c.channels
-    return reshape(g, image, (1, c.batch, height + cut, columns))
+    window, band = c.window, c.window.steps[0] // count
+    stride = window.strides[0]
+    rows = (band - 1) * stride + window.reach[0] + 1
+    width = window.span[1]
+    bottom, right = (
+        span - image - begin
+        for span, image, begin in zip(window.span, window.image, window.begin, strict=True)
+    )
+    image = g("Transpose", x, perm=[0, 2, 3, 1])
+    if any((*window.begin, bottom, right)):
+        image = g("Pad", image, g.ints(0, *window.begin, 0, 0, bottom, right, 0))
+    if count > 1:
+        starts = range(0, window.steps[0] * stride, band * stride)
+        bands = [g("Slice", image, g.ints(s), g.ints(s + rows), g.ints(1)) for s in starts]
+        image = g("Concat", *bands, axis=0)
+    return g(
+        REORDER_INPUT, reshape(g, image, (1, count * c.batch, rows, width * c.channels))
+    )
 
 
-def _cotangent_kernel(g: GraphBuilder, dy: str, c: Correlation) -> str:
-    """[N, M, *steps] as [M / b, N / b, *steps, b of N, b of M], declared [M, N, *steps]."""
-    b, batches = g.block, c.batch // g.block
+def _cotangent_bands(g: GraphBuilder, dy: str, c: Correlation, count: int) -> str:
+    """[N, M, *steps] as [M / b, S / b, *steps, b of S, b of M], declared [M, S, *steps]."""
+    b, samples, positions = g.block, c.batch * count, c.positions // count
+    steps = (c.window.steps[0] // count, c.window.steps[1])
+    if count > 1:
+        planes = reshape(g, dy, (c.batch * c.features, count, positions))
+        dy = g("Transpose", planes, perm=[1, 0, 2])
     if c.features == b:
-        rows = reshape(g, dy, (batches, b * b, c.positions))
+        rows = reshape(g, dy, (samples // b, b * b, positions))
         kernel = g("Transpose", rows, perm=[0, 2, 1])
     else:
-        blocks = (batches, b, c.features // b, c.positions, b)
-        split = reshape(g, g(REORDER_INPUT, dy), blocks)
+        image = dy if count == 1 else reshape(g, dy, (samples, c.features, *steps))
+        blocks = (samples // b, b, c.features // b, positions, b)
+        split = reshape(g, g(REORDER_INPUT, image), blocks)
         kernel = g("Transpose", split, perm=[2, 0, 3, 1, 4])
-    return reshape(g, kernel, (c.features, c.batch, *c.window.steps))
+    return reshape(g, kernel, (c.features, samples, *steps))
 
 
 def _forward(g: GraphBuilder, node: Node) -> None:

@@ -61,6 +61,14 @@ class Window:
         return tuple((k - 1) * d for k, d in zip(self.kernel, self.dilations, strict=True))
 
     @property
+    def span(self) -> tuple[int, ...]:
+        """From the first element of the first window to the last of the last."""
+        return tuple(
+            (n - 1) * s + r + 1
+            for n, s, r in zip(self.steps, self.strides, self.reach, strict=True)
+        )
+
+    @property
     def turns(self) -> bool:
         """Stride 1 and padding no wider than the kernel.
 
