@@ -27,9 +27,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from coordinator.job import prepare
+from coordinator.metrics import METRICS_FILE, read_metrics
 from coordinator.progress import SilentProgress
-from coordinator.run_folder import METRICS_FILE, read_metrics
-from coordinator.session import Session, Watch
+from coordinator.session import Session
+from coordinator.watch import Watch
 from edgetrain.config import DataConfig, FleetConfig, ModelConfig, PlanConfig, RunConfig
 from edgetrain.schedules.table import SCHEDULES
 from edgetrain.schedules.validate import Times, simulate

@@ -34,11 +34,12 @@ from networks import InvertedResidual, conv_norm
 from torch import nn
 
 from coordinator.job import Job, prepare
+from coordinator.metrics import METRICS_FILE, read_metrics
 from coordinator.optimizer import optimizer_spec
-from coordinator.planning import HOP_S
 from coordinator.progress import SilentProgress
-from coordinator.run_folder import METRICS_FILE, PLAN_FILE, read_metrics
-from coordinator.session import Session, Watch
+from coordinator.run_folder import PLAN_FILE
+from coordinator.session import Session
+from coordinator.watch import Watch
 from edgetrain.bundle import Bundle
 from edgetrain.compiler.cut import CutFinder
 from edgetrain.config import (
@@ -155,14 +156,14 @@ def main() -> None:
             ModelConfig(folder / "model.onnx"),
             DataConfig(folder / "train.npz"),
             train,
-            PlanConfig(),
+            PlanConfig(stages="all"),
             FleetConfig(devices=tuple(SPEEDS), step_timeout_s=300.0),
         )
         units = Units.measure(prepare(base), ends)
         plans = {
             "even": cut_at(ends, tuple(SPEEDS), even(len(ends))),
             "best": cut_at(ends, *units.best()),
-            "planned": PlanConfig(),
+            "planned": PlanConfig(stages="all"),
         }
         with ProcessFleet(broker.url, devices):
             for turn, cut in itertools.product(range(options.rounds), plans):

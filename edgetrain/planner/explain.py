@@ -56,7 +56,8 @@ def misfit(problem: Problem, *, exact: bool) -> PlanError:
     advice = f"{' or '.join(helps)} would fit" if helps else "Give it more memory"
     return PlanError(
         f"the model does not fit: device {name!r} is short by"
-        f" {bytes_text(need_bytes - device.memory_bytes)} {which} kindest to memory (it would run {layers} in {bytes_text(need_bytes)}, and has"
+        f" {bytes_text(need_bytes - device.memory_bytes)} {which} kindest to memory (it"
+        f" would run {layers} in {bytes_text(need_bytes)}, and has"
         f" {bytes_text(device.memory_bytes)}). {advice[:1].upper()}{advice[1:]}"
     )
 
