@@ -78,6 +78,7 @@ BATCH = 128
 FULL_SPEED = 0.25  # of this machine's, so that nothing waits for a core
 SPEEDS = {"fast0": 1.0, "fast1": 1.0, "slow": 0.1}
 WARM_UP_STEPS = 2
+HOP_S = 1e-3  # over a broker on this machine, about
 TRIES = 5
 
 
