@@ -29,6 +29,7 @@ from coordinator.progress import SilentProgress
 from coordinator.train_command import Options, execute
 from edgetrain.compiler.normalise import normalise
 from edgetrain.config import parse
+from edgetrain.plan import Plan
 
 WIDTH, LAYERS, CLASSES, BATCH = 384, 16, 10, 128
 SPEED, SLOWER = 0.2, 0.05
@@ -42,13 +43,15 @@ class Round:
     """One round.
 
     Attributes:
-        steps_to_move: between the first slow step and the last move of the first burst.
+        steps_to_move: between the first slow step and the first move after it.
+        layers: of each stage, in pipeline order: moved, and optimum.
         pause_s: of all moves together.
         before, stayed, moved, optimum: samples a second.
         error: of the weights, the largest relative difference of a tensor.
     """
 
     steps_to_move: int
+    layers: str
     pause_s: float
     before: float
     stayed: float
@@ -87,9 +90,9 @@ def one_round(folder: Path) -> Round:
     ends = np.cumsum(seconds)
     slow = int(np.searchsorted(ends, THROTTLED_AT_S)) + 1
     later = [move for move in moves if move.step > slow]
-    burst = [move.step for move in later if move.step <= slow + 40]
     return Round(
-        max(burst, default=STEPS) - slow,
+        min((move.step for move in later), default=STEPS) - slow,
+        f"{layers(moved)} / {layers(optimum)}",
         sum(move.pause_s for move in later),
         BATCH / statistics.median(seconds[2 : slow - 1]),
         rate(stayed),
@@ -141,6 +144,12 @@ def step_seconds(folder: Path) -> list[float]:
     return [ends[0], *np.diff(ends).tolist()]
 
 
+def layers(folder: Path) -> str:
+    """Such as ``steady 13 + warm 4``."""
+    plan = Plan.decode((folder / "plan.json").read_bytes())
+    return " + ".join(f"{stage.device} {stage.layers}" for stage in plan.stages)
+
+
 def rate(folder: Path) -> float:
     return BATCH / statistics.median(step_seconds(folder)[-TAIL:])
 
@@ -157,13 +166,13 @@ def error(folder: Path, other: Path) -> float:
 
 def table(rounds: Sequence[Round]) -> str:
     lines = [
-        "| steps to move | paused | before | stayed | moved | optimum | ratio | error |",
-        "|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| steps | layers | paused | before | stayed | moved | optimum | ratio | error |",
+        "|---:|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for r in rounds:
         rates = " | ".join(f"{x:.0f}" for x in (r.before, r.stayed, r.moved, r.optimum))
         lines.append(
-            f"| {r.steps_to_move} | {r.pause_s:.2f} s | {rates}"
+            f"| {r.steps_to_move} | {r.layers} | {r.pause_s:.2f} s | {rates}"
             f" | {r.moved / r.optimum:.2f} | {r.error:.1e} |"
         )
     return "\n".join(lines)

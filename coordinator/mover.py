@@ -24,7 +24,7 @@ from edgetrain.stage_state import ModelState
 log = logging.getLogger(__name__)
 
 CHECK_STEPS: Final = 4  # between two looks; the median of so many is what counts
-LEAST_GAIN: Final = 0.1  # of a step's time, less is within what a model can be wrong by
+LEAST_GAIN: Final = 0.05  # of a step's time; less is within what a model can be wrong by
 MARGIN: Final = 1.5  # the gain over all steps to come, in costs of a move
 
 
