@@ -55,7 +55,7 @@ def test_one_microbatch_takes_the_fill(seed):
     problem = dataclasses.replace(problem, microbatches=1, hop_overhead_s=0.0)
     placement = evaluate(problem, placement.assigned)
     case = case_of(problem, placement, data_on="first")
-    network = dataclasses.replace(case.network, chunk_bytes=1e15, broker_bytes_per_s=1e30)
+    network = dataclasses.replace(case.network, chunk_bytes=10**15, broker_bytes_per_s=1e30)
     case = dataclasses.replace(case, network=network)
     timeline = play(case, steps=1)
     taken_s = timeline.end_s - timeline.nodes[0].start_s

@@ -203,14 +203,14 @@ def test_two_stages_on_one_device_take_turns():
 
 
 def test_a_slow_link_takes_its_time_once_over_peers_and_twice_over_a_broker():
-    def first_step_s(topology, chunk_bytes=256e3):
+    def first_step_s(topology, chunk_bytes=256_000):
         network = Network(topology, chunk_bytes=chunk_bytes)
         case = balanced(2, 1, "forward_only", network=network, link=(1e6, 1e6))
         return play(case, steps=1).first_step_s
 
     assert first_step_s("peer") == pytest.approx(1 + 1 + 1)
     assert first_step_s("broker") == pytest.approx(1 + 1 + 0.25 + 1)
-    assert first_step_s("broker", 1e6) == pytest.approx(1 + 2 + 1)
+    assert first_step_s("broker", 1_000_000) == pytest.approx(1 + 2 + 1)
 
 
 def test_a_shared_broker_bounds_the_step():

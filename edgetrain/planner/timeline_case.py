@@ -121,7 +121,7 @@ class Network:
 
     topology: Topology = "broker"
     broker_bytes_per_s: float = math.inf
-    chunk_bytes: float = DEFAULT_CHUNK_BYTES
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES
     hop_s: float = 0.0
     hop_s_per_byte: float = 0.0
     op_s: float = 0.0
@@ -138,8 +138,8 @@ class Network:
         )
         _require_rate("the network", "broker_bytes_per_s", self.broker_bytes_per_s)
         _require(
-            1.0 <= self.chunk_bytes < math.inf,
-            f"chunk_bytes = {self.chunk_bytes}: must be a number of 1 or more",
+            self.chunk_bytes >= 1,
+            f"chunk_bytes = {self.chunk_bytes}: must be 1 or more",
         )
         for key in ("hop_s", "hop_s_per_byte", "op_s"):
             _require_size("the network", key, getattr(self, key))

@@ -13,6 +13,7 @@ from edgetrain.planner.timeline_case import Network
 from edgetrain.planner.timeline_links import Link
 from edgetrain.planner.timeline_nodes import Hop, Node, Record
 from edgetrain.schedules.actions import Action
+from edgetrain.wire.frame import HEADER_BYTES, wire_bytes
 
 
 class Mail(NamedTuple):
@@ -92,4 +93,6 @@ class Post:
         network = self._network
         if network.topology == "peer":
             return 0.0
-        return nbytes / max(1, math.ceil(nbytes / network.chunk_bytes))
+        whole_bytes = math.ceil(nbytes)
+        headers_bytes = wire_bytes(whole_bytes, network.chunk_bytes) - whole_bytes
+        return nbytes * HEADER_BYTES / headers_bytes
