@@ -72,7 +72,10 @@ def equip(
     if conditions.slow_the_engine:
         course = timetable or Timetable(conditions)
         engine = SlowedEngine(
-            plain, lambda: course.speed(time.monotonic()), paced=conditions.paced
+            plain,
+            lambda: course.speed(time.monotonic()),
+            paced=conditions.paced,
+            work_clock=time.thread_time if plain.threads == 1 else None,
         )
     if set(limits.runs) != set(ABILITIES):
         engine = NarrowedEngine(engine, limits.runs)

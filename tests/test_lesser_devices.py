@@ -12,6 +12,7 @@ from small_task import blobs, run_table, two_layers
 from edgetrain.config import parse
 from edgetrain.errors import DeviceError
 from edgetrain.manifest import GraphSpec, Port, Role
+from edgetrain.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgetrain.sim.device import MAX_OVERSHOOT_S, SlowedEngine
 from edgetrain.sim.fleet import ProcessFleet, SimDevice
 from edgetrain.transport.broker import Broker
@@ -156,3 +157,18 @@ def test_a_run_file_describes_lesser_devices(task, tmp_path, edgetrain_broker: B
         assert "--paced=0.001,0.002" in options
         assert "--timetable=[{at_s = 1.0, speed = 0.5}]" in options
         assert not fleet.ended()
+
+
+def test_what_a_run_waits_for_a_processor_is_not_slowed():
+    """Of 5 s, 2 s were work: at half speed they are 4 s, and the 5 s are long enough."""
+    wall, work, slept = iter([0.0, 5.0, 5.0]), iter([10.0, 12.0]), []
+    engine = SlowedEngine(
+        OnnxRuntimeEngine(),
+        lambda: 0.5,
+        clock=lambda: next(wall),
+        work_clock=lambda: next(work),
+        sleep=slept.append,
+    )
+    pace = engine._pace
+    pace.hold(pace.begin(), None)
+    assert slept == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -40,7 +41,9 @@ from edgetrain.runtime.signal import Signal
 from edgetrain.stage_state import StageState
 from edgetrain.tensors import TensorSpec
 
-WARM_UPS: Final = 3
+WARM_UPS: Final = 3  # turns at least, of which the first is not counted
+MOST_WARM_UPS: Final = 9
+WARM_UP_S: Final = 0.4  # after so long no turn begins but those
 
 Make = Callable[[Bundle, Engine, Parameters, int], Estimator]
 
@@ -82,7 +85,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds for one microbatch, the best of a few."""
+    """Seconds for one microbatch, as it typically is."""
 
     forward_s: float
     backward_s: float
@@ -246,10 +249,13 @@ class Stage:
         before = self.parameters.weights.copy()
         forwards, backwards = [], []
         results: dict[str, npt.NDArray[Any]] = {}
-        for turn in range(WARM_UPS):
+        until = time.perf_counter() + WARM_UP_S
+        for turn in range(MOST_WARM_UPS):
             tick = Tick(0, turn)
             self.parameters.begin_step()
             start = time.perf_counter()
+            if turn >= WARM_UPS and start > until:
+                break
             sent = self._estimator.forward(tick, self._made_up_received())
             middle = time.perf_counter()
             returned = self._estimator.backward(tick, self._made_up_arriving())
@@ -264,7 +270,8 @@ class Stage:
         self.parameters.begin_step()
         self.signal.forget()
         self._estimator.forget()
-        return Trial(Timing(min(forwards), min(backwards)), results)
+        typical = Timing(statistics.median(forwards[1:]), statistics.median(backwards[1:]))
+        return Trial(typical, results)
 
     def _made_up_received(self) -> Arrays:
         return _made_up((*self.manifest.receives, *self.manifest.rays.received))

@@ -30,22 +30,26 @@ class SlowedEngine:
             engine takes; a loss graph, which does both, takes their sum. None: what the
             engine takes.
         clock: seconds, monotonic.
+        work_clock: seconds of work; by default `clock`. Where runs compute on the calling
+            thread alone, that thread's processor time: then what a run waits for a
+            processor, which others of this machine's devices have, is not slowed too.
         sleep: waits so many seconds.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  two clocks, each with a default
         self,
         engine: Engine,
         speed: Callable[[], float],
         *,
         paced: tuple[float, float] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        work_clock: Callable[[], float] | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.name = engine.name
         self._engine = engine
         self._paced = paced
-        self._pace = _Pace(speed, clock, sleep)
+        self._pace = _Pace(speed, clock, work_clock or clock, sleep)
 
     def load(
         self, graph: bytes, spec: GraphSpec, held: Mapping[str, npt.NDArray[np.float32]]
@@ -70,26 +74,33 @@ class _Pace:
         self,
         speed: Callable[[], float],
         clock: Callable[[], float],
+        work_clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
-        self.clock = clock
+        self._clock = clock
+        self._work_clock = work_clock
         self._speed = speed
         self._sleep = sleep
         self._overshot_s = 0.0
 
-    def hold(self, start_s: float, seconds: float | None) -> None:
-        """Wait until a run that began at `start_s` has taken its time.
+    def begin(self) -> tuple[float, float]:
+        """When a run begins, by either clock."""
+        return self._clock(), self._work_clock()
+
+    def hold(self, began: tuple[float, float], seconds: float | None) -> None:
+        """Wait until a run has taken its time.
 
         Args:
-            start_s: of the run.
-            seconds: it takes at full speed; None: as long as it took.
+            began: see `begin`.
+            seconds: it takes at full speed; None: as long as it worked.
         """
-        taken_s = self.clock() - start_s if seconds is None else seconds
+        start_s, worked_s = began
+        taken_s = self._work_clock() - worked_s if seconds is None else seconds
         end_s = start_s + taken_s / self._speed() - self._overshot_s
-        rest_s = end_s - self.clock()
+        rest_s = end_s - self._clock()
         if rest_s > 0:
             self._sleep(rest_s)
-            late_s = self.clock() - end_s
+            late_s = self._clock() - end_s
             self._overshot_s = min(max(late_s, 0.0), MAX_OVERSHOOT_S)
 
 
@@ -100,9 +111,9 @@ class _SlowedGraph:
         self._seconds = seconds
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        start_s = self._pace.clock()
+        began = self._pace.begin()
         results = self._graph.run(feeds)
-        self._pace.hold(start_s, self._seconds)
+        self._pace.hold(began, self._seconds)
         return results
 
     def holding(self, held: Mapping[str, npt.NDArray[np.float32]]) -> LoadedGraph:
