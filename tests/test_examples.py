@@ -37,10 +37,12 @@ def test_the_example_files_are_valid(folder):
 
 
 def test_the_readme_s_first_commands_work(folder):
-    change, make, inspect, train, evaluate = commands(section("## Your own model"))
+    lines = commands(section("## Your own model"))
+    change, make, inspect, plan, train, evaluate = lines
     assert change == "cd examples/own_model"
     assert make.startswith("python make_model.py")
     type_in(inspect, folder)
+    assert "2 stages" in type_in(plan, folder)
     type_in(f"{train} --set train.epochs=4", folder)
     score = json.loads(type_in(f"{evaluate} --json", folder))
     untrained = "edgetrain evaluate model.onnx --data eval.npz --json"

@@ -238,12 +238,6 @@ def test_a_missing_file_and_a_folder(capsys, tmp_path):
     assert "cannot be read" in capsys.readouterr().err
 
 
-def test_run_files_are_for_train(capsys):
-    assert main(["plan", "run.toml"]) == 2
-    assert "edgetrain train RUN.toml" in capsys.readouterr().err
-    assert main(["plan"]) == 2
-
-
 def places(content, path=()):
     """The path of every value in the content."""
     yield path
