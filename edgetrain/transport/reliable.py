@@ -19,9 +19,7 @@ from edgetrain.wire.receipt import (
 from edgetrain.wire.ticket import Ticket
 
 FIRST_TIMEOUT_S: Final = 1.0
-LEAST_TIMEOUT_S: Final = (
-    0.3  # well above the delay of receipts and a hiccup of a busy device
-)
+LEAST_TIMEOUT_S: Final = 1.0  # as there: well above the hiccups of a busy device
 LONGEST_TIMEOUT_S: Final = 5.0
 
 # What is needed soonest comes first: compared in order, the smallest goes.
