@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coordinator.fleet import Event, Fleet, Gone, Said
+from coordinator.fleet import Event, Fleet, Gone, Said, Undelivered
 from edgetrain.bundle import Bundle, sha256
 from edgetrain.errors import DeviceError, FleetError, OverfullDeviceError
 from edgetrain.manifest import Manifest
@@ -98,6 +98,9 @@ def _note(event: Event, deployment: Deployment, ready: dict[int, Ready]) -> None
     match event:
         case Gone(device) if device in deployment.devices:
             raise DeviceError(device, "its connection ended while it loaded its stage")
+        case Undelivered(device, run, epoch, reason):
+            if (run, epoch) == (deployment.run, deployment.epoch):
+                raise DeviceError(device, reason)
         case Said(device, Refused() as refused) if refused.run == deployment.run:
             raise _refusal(device, refused)
         case Said(_, Ready() as report):

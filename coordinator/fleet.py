@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from edgetrain.bundle import MAX_BUNDLE_BYTES
 from edgetrain.errors import FleetError, WireError
+from edgetrain.runtime.inbox import Inbox
 from edgetrain.transport.base import Inbound, Presence, Transport
-from edgetrain.wire.frame import parse
+from edgetrain.wire.frame import Address
 from edgetrain.wire.hello import Hello
 from edgetrain.wire.messages import (
     Command,
@@ -21,12 +21,11 @@ from edgetrain.wire.messages import (
     decode_report,
     encode,
 )
-from edgetrain.wire.reassembly import Message, Reassembler
+from edgetrain.wire.reassembly import Message
 from edgetrain.wire.topics import Channel
 
 log = logging.getLogger(__name__)
 
-MAX_BODY_BYTES: Final = 2 << 20
 QUIET_S: Final = 0.2
 
 
@@ -45,19 +44,33 @@ class Said:
     report: Report
 
 
-Event = Gone | Said | Message
+@dataclass(frozen=True, slots=True)
+class Undelivered:
+    """What was sent to a device does not arrive, or what it sends breaks the rules."""
+
+    device: str
+    run: int
+    epoch: int
+    reason: str
+
+
+Event = Gone | Said | Undelivered | Message
 
 
 class Fleet:
     """All devices of a namespace.
 
     Messages are sorted on the transport's threads and read one by one with `event`.
+
+    Attributes:
+        inbox: takes what devices send on the DATA channel.
     """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._arrivals: SimpleQueue[Presence | Said | Message] = SimpleQueue()
-        self._reassemblers: dict[str, Reassembler] = {}
+        self._arrivals: SimpleQueue[Presence | Said | Undelivered | Message] = SimpleQueue()
+        self.inbox = Inbox(self._admits)
+        self._epochs: dict[int, int] = {}
         self._hellos: dict[str, Hello] = {}
         self._contested: set[str] = set()
 
@@ -111,6 +124,8 @@ class Fleet:
                 arrival = self._arrivals.get(timeout=left)
             except Empty:
                 return None
+            if isinstance(arrival, Message):
+                arrival.taken()
             if not isinstance(arrival, Presence):
                 return arrival
             known = arrival.device in self._hellos
@@ -119,7 +134,12 @@ class Fleet:
                 return Gone(arrival.device)
 
     def command(self, device: str, command: Command) -> None:
+        self._epochs[command.run] = command.epoch
         self._transport.send(device, Channel.CONTROL, encode(command))
+
+    def undelivered(self, device: str, run: int, epoch: int, reason: str) -> None:
+        """Make an event of what an outbox has to say, from any thread."""
+        self._arrivals.put(Undelivered(device, run, epoch, reason))
 
     def close(self) -> None:
         self._transport.close()
@@ -132,6 +152,8 @@ class Fleet:
             return False
         if isinstance(arrival, Presence):
             self._note(arrival)
+        if isinstance(arrival, Message):
+            arrival.taken()
         return True
 
     def _note(self, presence: Presence) -> None:
@@ -154,15 +176,15 @@ class Fleet:
             if inbound.channel is Channel.CONTROL:
                 self._arrivals.put(Said(inbound.source, decode_report(inbound.payload)))
                 return
-            frame = parse(inbound.payload, max_body_bytes=MAX_BODY_BYTES)
-            reassembler = self._reassemblers.setdefault(
-                inbound.source, Reassembler(MAX_BUNDLE_BYTES)
-            )
-            message = reassembler.feed(frame)
+            message = self.inbox.receive(inbound)
             if message is not None:
                 self._arrivals.put(message)
         except WireError as error:
             log.warning("message from %s dropped: %s", inbound.source, error)
+
+    def _admits(self, _source: str, address: Address) -> bool:
+        """Of the plan that was last spoken of, in each run."""
+        return self._epochs.get(address.run) == address.epoch
 
 
 def _missing(

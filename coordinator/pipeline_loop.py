@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from coordinator.feed import Feed
-from coordinator.fleet import Event, Fleet, Gone, Said
+from coordinator.fleet import Event, Fleet, Gone, Said, Undelivered
 from coordinator.score import Measured, Score, score_of
 from coordinator.tally import StepTotal, Tally
 from coordinator.weights import Weights, unpack
@@ -251,6 +251,9 @@ class PipelineLoop:
         match event:
             case Gone(device) if device in self._pipeline.devices:
                 raise DeviceError(device, "its connection ended during the run")
+            case Undelivered(device, run, epoch, reason):
+                if (run, epoch) == (self._pipeline.run, self._pipeline.epoch):
+                    raise DeviceError(device, reason)
             case Said(device, report):
                 if (report.run, report.epoch) != (self._pipeline.run, self._pipeline.epoch):
                     return

@@ -91,7 +91,8 @@ class Session:
         self._job = job
         self._fleet = Fleet(transport)
         self._watch = watch
-        self._outbox = Outbox(transport, lambda _: None)
+        inbox, undelivered = self._fleet.inbox, self._fleet.undelivered
+        self._outbox = Outbox(transport, inbox, lambda _: None, undelivered)
         self._run = secrets.randbits(32)
 
     def train(self, out: Path | None) -> Outcome:

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Final, NamedTuple
 
 from device_agent.data import Dataset, LocalSource
-from edgetrain.bundle import MAX_BUNDLE_BYTES, Bundle, sha256
+from edgetrain.bundle import Bundle, sha256
 from edgetrain.errors import (
     BundleError,
     EdgeTrainError,
@@ -24,6 +24,7 @@ from edgetrain.runtime.activation_forecast import activation_bytes
 from edgetrain.runtime.choice import choose
 from edgetrain.runtime.complete import check_complete
 from edgetrain.runtime.engines.base import Engine
+from edgetrain.runtime.inbox import Inbox
 from edgetrain.runtime.memory_forecast import required_bytes
 from edgetrain.runtime.outbox import Outbox
 from edgetrain.runtime.stage import Stage
@@ -31,7 +32,7 @@ from edgetrain.runtime.stage_worker import BatchSource, StageWorker, Surrounding
 from edgetrain.samples import BatchOrder
 from edgetrain.schedules.table import SCHEDULES
 from edgetrain.transport.base import Inbound, Transport
-from edgetrain.wire.frame import Kind, parse
+from edgetrain.wire.frame import Address, Kind
 from edgetrain.wire.hello import Hello
 from edgetrain.wire.messages import (
     Command,
@@ -44,12 +45,11 @@ from edgetrain.wire.messages import (
     decode_command,
     encode,
 )
-from edgetrain.wire.reassembly import Message, Reassembler
+from edgetrain.wire.reassembly import Message
 from edgetrain.wire.topics import COORDINATOR, Channel
 
 log = logging.getLogger(__name__)
 
-MAX_SOURCES: Final = 64
 BUNDLES_KEPT: Final = 4
 
 
@@ -80,14 +80,13 @@ class Agent:
     def __init__(self, transport: Transport, equipment: Equipment) -> None:
         self._transport = transport
         self._equipment = equipment
+        self._inbox = Inbox(self._admits)
         self._outbox: Outbox | None = None
         self._todo: SimpleQueue[Deploy | Release | Message | None] = SimpleQueue()
-        self._reassemblers: dict[str, Reassembler] = {}
         self._workers: dict[StageKey, StageWorker] = {}
         self._threads: dict[StageKey, threading.Thread] = {}
         self._bundles: dict[StageKey, bytes] = {}
         self._waiting: dict[StageKey, Deploy] = {}
-        self._max_payload_bytes = 2 << 20
 
     def run(self) -> None:
         """Serve until `stop` is called.
@@ -96,7 +95,7 @@ class Agent:
             TransportError: the broker cannot be reached or refuses us.
         """
         hello = self._equipment.hello
-        self._outbox = Outbox(self._transport, self._sort)
+        self._outbox = Outbox(self._transport, self._inbox, self._sort, self._undelivered)
         self._transport.open(self._receive, announce=encode(hello))
         log.info("%s: ready, engine %s", hello.device, hello.engine)
         try:
@@ -117,12 +116,23 @@ class Agent:
             if inbound.channel is Channel.CONTROL:
                 self._command(inbound.source, decode_command(inbound.payload))
             else:
-                frame = parse(inbound.payload, max_body_bytes=self._max_payload_bytes)
-                message = self._reassembler(inbound.source).feed(frame)
+                message = self._inbox.receive(inbound)
                 if message is not None:
                     self._sort(message)
         except WireError as error:
             log.warning("message from %s dropped: %s", inbound.source, error)
+
+    def _admits(self, source: str, address: Address) -> bool:
+        if address.kind is Kind.BUNDLE:
+            return source == COORDINATOR
+        plan = (address.run, address.epoch)
+        return any(key[:2] == plan for key in tuple(self._workers))
+
+    def _undelivered(self, peer: str, run: int, epoch: int, reason: str) -> None:
+        reason = f"the connection with {peer!r} has failed: {reason}"
+        for key in tuple(self._workers):
+            if (key.run, key.epoch) == (run, epoch):
+                self._report(Failed(*key, step=0, reason=reason, diverged=False))
 
     def _command(self, source: str, command: Command) -> None:
         if source != COORDINATOR:
@@ -141,16 +151,10 @@ class Agent:
             return
         worker = self._workers.get(StageKey(address.run, address.epoch, address.stage))
         if worker is None:
+            message.taken()
             log.warning("tensor dropped: no such stage here: %s", address)
         else:
             worker.give(message)
-
-    def _reassembler(self, source: str) -> Reassembler:
-        if source not in self._reassemblers:
-            if len(self._reassemblers) >= MAX_SOURCES:
-                del self._reassemblers[next(iter(self._reassemblers))]
-            self._reassemblers[source] = Reassembler(MAX_BUNDLE_BYTES)
-        return self._reassemblers[source]
 
     def _handle(self, item: Deploy | Release | Message) -> None:
         match item:
@@ -158,6 +162,7 @@ class Agent:
                 key = StageKey(item.run, item.epoch, item.stage)
                 self._waiting = {key: item, **self._waiting_for(item.run)}
             case Message():
+                item.taken()
                 address = item.address
                 key = StageKey(address.run, address.epoch, address.stage)
                 self._bundles[key] = bytes(item.body)
@@ -166,6 +171,8 @@ class Agent:
             case Release():
                 for key in [k for k in self._workers if k.run == item.run]:
                     self._end(key, item.reason)
+                if self._outbox is not None:
+                    self._outbox.forget(item.run)
                 return
         if key in self._waiting and key in self._bundles:
             self._take_over(self._waiting.pop(key), self._bundles.pop(key), key)

@@ -19,6 +19,7 @@ EdgeTrainError
   WireError               bytes from the network are not a valid frame or message
     ChecksumError         damaged in transit
     FrameTooLargeError    over the announced limit
+    FlowError             a peer sends more than it may, or acknowledges what was not sent
 """
 
 from __future__ import annotations
@@ -146,4 +147,8 @@ class ChecksumError(WireError):
 
 
 class FrameTooLargeError(WireError):
+    pass
+
+
+class FlowError(WireError):
     pass

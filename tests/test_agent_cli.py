@@ -30,6 +30,7 @@ from edgetrain.transport.memory import MemoryHub, MemoryTransport
 from edgetrain.transport.mqtt import MqttTransport
 from edgetrain.wire.frame import HEADER_BYTES, Address, Kind, _write_header, frames
 from edgetrain.wire.messages import Deploy, Refused, Route, encode
+from edgetrain.wire.receipt import Ask, Receipt, encode_note
 from edgetrain.wire.topics import COORDINATOR, Channel
 
 WAIT_S = 30.0  # only a failing test waits this long
@@ -253,8 +254,12 @@ def hostile(bundle: bytes) -> Iterator[tuple[Channel, bytes]]:
     huge = Address(Kind.ACTIVATION, 1 << 31, 1, 9, 1 << 31)
     yield from ((Channel.DATA, bytes(f)) for f in frames(huge, b"x", chunk_bytes=1000))
     oversized = bytearray(HEADER_BYTES + 1)
-    _write_header(oversized, huge, 0, (0, 2, 1 << 40, 0))
+    _write_header(oversized, huge, 0, (0, 0, 0, 0, 0, 2, 1 << 40, 0))
     yield Channel.DATA, bytes(oversized)
+    yield Channel.FLOW, b""
+    yield Channel.FLOW, np.random.default_rng(2).bytes(64)
+    yield Channel.FLOW, encode_note(Receipt(7, 0, 0, 9, 9, 1 << 40, 1 << 60))
+    yield Channel.FLOW, encode_note(Ask(7, 0))
 
 
 def watch(broker: Broker, namespace: str, name: str) -> Fleet:

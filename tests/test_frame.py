@@ -182,7 +182,7 @@ def test_hostile_fields_raise_only_wire_errors(noise, data):
         frame[28:32] = valid[28:32]
         for start in keep:
             frame[start : start + 4] = valid[start : start + 4]
-        struct.pack_into("<I", frame, 56, len(frame) - HEADER_BYTES)
+        struct.pack_into("<I", frame, HEADER_BYTES - 8, len(frame) - HEADER_BYTES)
         try:
             reassembler.feed(parse(sealed(frame), max_body_bytes=1000))
         except WireError:
@@ -207,11 +207,11 @@ def test_random_bytes_are_not_frames(data):
         (28, "<B", 200, "type"),
         (29, "<B", 1, "codec"),
         (30, "<H", 1, "flags"),
-        (32, "<I", 2, "chunk"),
-        (36, "<I", 0, "chunk"),
-        (36, "<I", 2**32 - 1, "chunk"),
-        (40, "<Q", 2**63, "chunk"),
-        (48, "<Q", 2**63, "chunk"),
+        (48, "<I", 2, "chunk"),
+        (52, "<I", 0, "chunk"),
+        (52, "<I", 2**32 - 1, "chunk"),
+        (56, "<Q", 2**63, "chunk"),
+        (64, "<Q", 2**63, "chunk"),
     ],
 )
 def test_each_field_is_checked(at, layout, value, what):

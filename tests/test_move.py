@@ -59,7 +59,9 @@ class Run:
         self._folder, self._train = folder, train
         transport = MemoryTransport(hub, COORDINATOR)
         self.fleet = Fleet(transport)
-        self.outbox = Outbox(transport, lambda _: None)
+        self.outbox = Outbox(
+            transport, self.fleet.inbox, lambda _: None, self.fleet.undelivered
+        )
         self.fleet.open()
         self.hellos = self.fleet.wait(NAMES, len(NAMES), WAIT_S)
         self.rollout = Rollout(self._job(), self.fleet, self.outbox, 7, clock=lambda: 0.0)

@@ -36,7 +36,7 @@ from edgetrain.wire.topics import COORDINATOR, Channel, parse_inbox
 STEPS = 3
 BATCH = 32
 MICROBATCHES = 2
-HEADER_BYTES = 64  # of a frame
+HEADER_BYTES = 80  # of a frame
 KIB = 1024
 
 LENET_CUTS = ("pool1", "flat")

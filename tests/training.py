@@ -54,7 +54,15 @@ class Wire:
         self.messages.append(Sent(source, to, channel, payload))
 
     def data(self) -> Iterator[Sent]:
-        return (sent for sent in self.messages if sent.channel is Channel.DATA)
+        """The frames, without those a busy machine had sent again."""
+        seen = set()
+        for sent in self.messages:
+            if sent.channel is Channel.DATA:
+                ticket = sent.frame.ticket
+                mark = (ticket.origin, ticket.sequence)
+                if mark not in seen:
+                    seen.add(mark)
+                    yield sent
 
     def step_bytes(self, step: int) -> int:
         """Payload bytes of the tensors of one training step."""

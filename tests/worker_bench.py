@@ -12,15 +12,16 @@ import numpy as np
 
 from edgetrain.bundle import Bundle
 from edgetrain.optimizer_spec import LRSpec, OptimizerSpec
+from edgetrain.runtime.inbox import Inbox
 from edgetrain.runtime.outbox import Outbox
 from edgetrain.runtime.stage import Stage
 from edgetrain.runtime.stage_worker import BatchSource, StageWorker, Surroundings
 from edgetrain.transport.base import Inbound
 from edgetrain.transport.memory import MemoryHub, MemoryTransport
-from edgetrain.wire.frame import HEADER_BYTES, Address, Kind, parse
+from edgetrain.wire.frame import Address, Kind
 from edgetrain.wire.messages import Deploy, Release, Report, Route
-from edgetrain.wire.reassembly import Message, Reassembler
-from edgetrain.wire.topics import COORDINATOR
+from edgetrain.wire.reassembly import Message
+from edgetrain.wire.topics import COORDINATOR, Channel
 from tests.stage_runs import ENGINE
 
 WAIT_S = 20.0  # only a failing test waits this long
@@ -56,9 +57,19 @@ class Bench:
         self._transports = {n: MemoryTransport(hub, n) for n in (*names, COORDINATOR)}
         self.mail: dict[str, queue.SimpleQueue[Message]]
         self.mail = {name: queue.SimpleQueue() for name in self._transports}
-        self._readers = {name: Reassembler(1 << 20) for name in self._transports}
-        own = self._transports[names[self.number]]
-        self.outbox = Outbox(own, lambda message: self.worker.give(message))
+        self._readers = {name: Inbox(lambda *_: True) for name in self._transports}
+        own = names[self.number]
+        self._others = [
+            Outbox(transport, self._readers[name], self.mail[name].put, self._undelivered)
+            for name, transport in self._transports.items()
+            if name != own
+        ]
+        self.outbox = Outbox(
+            self._transports[own],
+            self._readers[own],
+            lambda message: self.worker.give(message),
+            self._undelivered,
+        )
         deploy = Deploy(
             RUN, EPOCH, self.number, Route(names), "", 0, "1f1b", microbatches, optimizer,
             0, 64,
@@ -77,7 +88,8 @@ class Bench:
     def __exit__(self, *_: object) -> None:
         self.worker.give(Release(RUN, EPOCH, "the test is over"))
         self.thread.join(WAIT_S)
-        self.outbox.close()
+        for outbox in (self.outbox, *self._others):
+            outbox.close()
         for transport in self._transports.values():
             transport.close()
         assert not self.thread.is_alive()
@@ -105,11 +117,15 @@ class Bench:
             at = (RUN, EPOCH, self.number, step, microbatch, index)
             self.worker.give(letter(Address(kind, *at, **more), array))
 
+    def _undelivered(self, *what: object) -> None:
+        raise AssertionError(what)
+
     def _receive(self, name: str, inbound: Inbound) -> None:
-        frame = parse(inbound.payload, max_body_bytes=1 << 20)
-        self.frame_bytes += HEADER_BYTES + frame.body.nbytes
-        message = self._readers[name].feed(frame)
+        if inbound.channel is Channel.DATA:
+            self.frame_bytes += len(inbound.payload)
+        message = self._readers[name].receive(inbound)
         if message is not None:
+            message.taken()
             self.mail[name].put(message)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from queue import SimpleQueue
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, Final
 
 import numpy.typing as npt
 
@@ -22,6 +22,8 @@ from edgetrain.wire.reassembly import Message
 from edgetrain.wire.topics import COORDINATOR
 
 log = logging.getLogger(__name__)
+
+ROOM_POLL_S: Final = 0.005
 
 Array = npt.NDArray[Any]
 
@@ -77,13 +79,25 @@ class Exchange:
         """Hand over what arrived, from any thread."""
         self._inbox.put((self._clock(), item))
 
-    def wait(self) -> None:
+    def wait(self, timeout_s: float | None = None) -> None:
         """Take one item from the inbox: file a tensor or obey a command."""
-        arrived_s, item = self._inbox.get()
+        try:
+            arrived_s, item = self._inbox.get(timeout=timeout_s)
+        except Empty:
+            return
         if isinstance(item, Message):
+            item.taken()
             self._file(item, arrived_s)
         else:
             self._obey(item)
+
+    def wait_for_room(self) -> None:
+        """Wait while what was sent and has not arrived is too much.
+
+        What arrives meanwhile is taken in, so that two neighbours that both wait go on.
+        """
+        while not self._outbox.room:
+            self.wait(ROOM_POLL_S)
 
     def take(self, kind: Kind, tick: Tick, *, evaluation: bool = False) -> dict[str, Array]:
         """Wait for all tensors of a kind for one microbatch."""

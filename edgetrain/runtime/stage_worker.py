@@ -198,6 +198,7 @@ class StageWorker:
             case Op.RECV_ACTIVATION:
                 self._held[m] = self._activations(tick)
             case Op.FORWARD:
+                self._exchange.wait_for_room()
                 activations = self._held.pop(m)
                 self._held[m] = self._timed(lambda: self._stage.forward(tick, activations))
                 stash_bytes = max(self._tally.stash_peak_bytes, self._stage.stash_bytes)

@@ -45,7 +45,7 @@ class Line(Generic[_T]):
     """Messages on a link, one at a time, then under way for its latency.
 
     A message takes the link for its bytes at the link's rate. When the link is free, a
-    control message goes before those of tensors, so it waits for one frame at most. A
+    control message or a receipt goes before tensors, so it waits for one frame at most. A
     message that needs a retransmission comes a timeout later, and what is behind it on its
     channel waits for it, as over TCP.
 
@@ -96,7 +96,7 @@ class Line(Generic[_T]):
 
     def _send(self, start_s: float) -> None:
         """Put the next message on the link: of those that are there, control first."""
-        for channel in (Channel.CONTROL, Channel.DATA):
+        for channel in (Channel.CONTROL, Channel.FLOW, Channel.DATA):
             lane = self._lanes[channel]
             if lane.queued and lane.queued[0].since_s <= start_s:
                 break

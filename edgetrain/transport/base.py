@@ -51,7 +51,7 @@ class Transport(Protocol):
 
     Messages from one party to another keep their order within a channel. CONTROL messages
     survive a reconnection, and may then come twice. DATA messages that are under way when a
-    connection breaks are lost: whoever needs them asks again.
+    connection breaks are lost, and FLOW messages too: whoever needs them asks again.
 
     `receive` and `on_presence` run on the transport's own thread: they must only enqueue.
     To compute, to wait or to send there would stop everything that arrives.

@@ -114,7 +114,11 @@ class Broker:
 
 
 def embedded_broker(
-    *, port: int = 0, directory: Path | None = None, kind: str | None = None
+    *,
+    port: int = 0,
+    directory: Path | None = None,
+    kind: str | None = None,
+    password: str | None = None,
 ) -> Broker:
     """Start a broker and return once it takes connections.
 
@@ -123,6 +127,7 @@ def embedded_broker(
         directory: where its private folder goes; the system's place for temporary files
             when None.
         kind: "mosquitto" or "iotcore"; by default the first that is there.
+        password: a new one when None; that of an earlier broker lets its clients come back.
 
     Raises:
         ConfigError: `kind` is neither.
@@ -133,8 +138,8 @@ def embedded_broker(
     # Between choosing a free port and listening on it, somebody else may take it.
     for _ in range(0 if port else _PORT_TRIES - 1):
         with contextlib.suppress(TransportError):
-            return _start(kind, _free_port(), directory)
-    return _start(kind, port or _free_port(), directory)
+            return _start(kind, _free_port(), directory, password)
+    return _start(kind, port or _free_port(), directory, password)
 
 
 def end_child(process: subprocess.Popen[bytes], timeout_s: float) -> None:
@@ -148,8 +153,8 @@ def end_child(process: subprocess.Popen[bytes], timeout_s: float) -> None:
         process.wait()
 
 
-def _start(kind: str, port: int, parent: Path | None) -> Broker:
-    token = secrets.token_urlsafe(24)
+def _start(kind: str, port: int, parent: Path | None, password: str | None) -> Broker:
+    token = password or secrets.token_urlsafe(24)
     url = f"mqtt://{USER}:{token}@{HOST}:{port}"
     with contextlib.ExitStack() as undo:
         folder = Path(tempfile.mkdtemp(prefix="edgetrain-broker-", dir=parent))

@@ -24,7 +24,10 @@ from edgetrain.wire.topics import Channel, check_name
 
 log = logging.getLogger(__name__)
 
-_QOS = {Channel.CONTROL: 1, Channel.DATA: 0}
+_QOS = {Channel.CONTROL: 1, Channel.DATA: 0, Channel.FLOW: 0}
+
+# FLOW shares a connection with CONTROL
+_LINK = {channel: channel for channel in Channel} | {Channel.FLOW: Channel.CONTROL}
 
 
 class MqttTransport:
@@ -90,7 +93,7 @@ class MqttTransport:
     def send(self, to: str, channel: Channel, payload: Payload) -> None:
         """See `Transport.send`."""
         nbytes = check_payload(payload, self._settings.max_payload_bytes)
-        link = self._links.get(channel)
+        link = self._links.get(_LINK[channel])
         if link is None:
             raise TransportError(f"{self.name}: the transport is not open")
         link.window.wait()
@@ -129,9 +132,10 @@ class MqttTransport:
         qos = _QOS[channel]
         if channel is Channel.DATA:
             return LinkSpec(client_id, (mine,), qos, None, self._on_inbound, lambda: None)
-        filters: tuple[str, ...] = (mine,)
+        flow = topics.inbox_filter(self._namespace, self.name, Channel.FLOW)
+        filters: tuple[str, ...] = (mine, flow)
         if self._on_presence is not None:
-            filters = (mine, topics.presence_filter(self._namespace))
+            filters = (*filters, topics.presence_filter(self._namespace))
         return LinkSpec(
             client_id, filters, qos, self._presence_topic, self._on_control, self._publish
         )

@@ -17,16 +17,18 @@ import numpy as np
 import numpy.typing as npt
 
 from edgetrain.errors import ChecksumError, FrameTooLargeError, WireError
+from edgetrain.wire.ticket import NO_TICKET, Ticket
 
 Body = npt.NDArray[Any] | bytes | bytearray | memoryview
 
 MAGIC: Final = b"EDGT"
-VERSION: Final = 1
+VERSION: Final = 2
 RAW: Final = 0  # the only codec yet
 
 # magic, version, kind, flags, run, epoch, stage, tensor, step, microbatch, dtype, codec,
-# reserved, chunk, chunks, total bytes, offset, body bytes; then the checksum.
-_FIELDS: Final = struct.Struct("<4sBBHIIHHIIBBHIIQQI")
+# reserved, message, sequence, turn, origin, chunk, chunks, total bytes, offset, body
+# bytes; then the checksum.
+_FIELDS: Final = struct.Struct("<4sBBHIIHHIIBBHIIIIIIQQI")
 _CRC: Final = struct.Struct("<I")
 HEADER_BYTES: Final = _FIELDS.size + _CRC.size
 
@@ -113,32 +115,52 @@ class Frame:
     total_bytes: int
     offset: int
     body: memoryview
+    ticket: Ticket = NO_TICKET
+
+
+class Parcel:
+    """A tensor or bytes, any frame of which can be made whenever it is wanted.
+
+    The body must not change meanwhile: an array of any shape, or bytes. The shape does not
+    travel: both ends know it from the manifest. Pieces of at most `chunk_bytes` are equal
+    but for the last, and an empty body makes one frame.
+
+    Raises:
+        WireError: the array's type has no code.
+    """
+
+    __slots__ = ("_code", "_data", "_size", "address", "chunks")
+
+    def __init__(self, address: Address, body: Body, chunk_bytes: int) -> None:
+        self.address = address
+        self._code, self._data = _flatten(body)
+        self.chunks = _chunks(len(self._data), chunk_bytes)
+        self._size = -(-len(self._data) // self.chunks)
+
+    @property
+    def total_bytes(self) -> int:
+        return len(self._data)
+
+    def frame(self, chunk: int, ticket: Ticket) -> bytearray:
+        """The frame of one piece, which is copied once.
+
+        Raises:
+            WireError: a field of the address has no room.
+        """
+        offset = chunk * self._size
+        piece = self._data[offset : offset + self._size]
+        frame = bytearray(HEADER_BYTES + len(piece))
+        memoryview(frame)[HEADER_BYTES:] = piece
+        place = (*ticket, chunk, self.chunks, len(self._data), offset)
+        _write_header(frame, self.address, self._code, place)
+        return frame
 
 
 def frames(address: Address, body: Body, *, chunk_bytes: int) -> Iterator[bytearray]:
-    """Cut a tensor or bytes into frames whose bodies hold at most `chunk_bytes`.
-
-    Each body is copied once, into the frame. Pieces are equal but for the last, and an
-    empty body makes one frame.
-
-    Args:
-        address: what it is.
-        body: an array of any shape and layout, or bytes. The shape does not travel: both
-            ends know it from the manifest.
-        chunk_bytes: upper bound of a piece, in bytes.
-
-    Raises:
-        WireError: the array's type has no code, or a field of the address has no room.
-    """
-    code, data = _flatten(body)
-    chunks = _chunks(len(data), chunk_bytes)
-    size = -(-len(data) // chunks)
-    for chunk in range(chunks):
-        piece = data[chunk * size : (chunk + 1) * size]
-        frame = bytearray(HEADER_BYTES + len(piece))
-        memoryview(frame)[HEADER_BYTES:] = piece
-        _write_header(frame, address, code, (chunk, chunks, len(data), chunk * size))
-        yield frame
+    """Cut a tensor or bytes into frames, the first ones of a stream: see `Parcel`."""
+    parcel = Parcel(address, body, chunk_bytes)
+    for chunk in range(parcel.chunks):
+        yield parcel.frame(chunk, Ticket(0, chunk, chunk))
 
 
 def parse(data: bytes | bytearray | memoryview, *, max_body_bytes: int) -> Frame:
@@ -151,8 +173,8 @@ def parse(data: bytes | bytearray | memoryview, *, max_body_bytes: int) -> Frame
     """
     view = memoryview(data)
     body = _check_envelope(view, max_body_bytes)
-    (_, _, kind, flags, run, epoch, stage, tensor, step, microbatch, dtype, codec,
-     reserved, *place) = _FIELDS.unpack_from(view)  # fmt: skip
+    (_, _, kind, flags, run, epoch, stage, tensor, step, microbatch, dtype, codec, reserved,
+     message, sequence, turn, origin, *place) = _FIELDS.unpack_from(view)  # fmt: skip
     if kind not in _KINDS or dtype not in _NAMES:
         raise WireError(f"frame of unknown kind {kind} or type {dtype}")
     if flags & ~_EVALUATION or codec != RAW or reserved:
@@ -165,7 +187,8 @@ def parse(data: bytes | bytearray | memoryview, *, max_body_bytes: int) -> Frame
         )
     which = (run, epoch, stage, step, microbatch, tensor)
     address = Address(_KINDS[kind], *which, evaluation=flags == _EVALUATION)
-    return Frame(address, _NAMES[dtype], chunk, chunks, total_bytes, offset, body)
+    piece = (chunk, chunks, total_bytes, offset, body)
+    return Frame(address, _NAMES[dtype], *piece, Ticket(message, sequence, turn, origin))
 
 
 def wire_bytes(nbytes: int, chunk_bytes: int) -> int:
@@ -220,7 +243,7 @@ def _flatten(body: Body) -> tuple[int, memoryview]:
 
 
 def _write_header(
-    frame: bytearray, address: Address, dtype: int, place: tuple[int, int, int, int]
+    frame: bytearray, address: Address, dtype: int, place: tuple[int, ...]
 ) -> None:
     a = address
     flags = _EVALUATION if a.evaluation else 0

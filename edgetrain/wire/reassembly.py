@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,23 @@ from edgetrain.errors import FrameTooLargeError, WireError
 from edgetrain.wire.frame import Address, Frame, dtype_of
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A whole body; `dtype` is empty for plain bytes."""
+    """A whole body; `dtype` is empty for plain bytes.
+
+    Attributes:
+        taken: to be called, from any thread, by whoever takes it off the queue it was put
+            in: its sender may then send more.
+    """
 
     address: Address
     dtype: str
     body: memoryview
+    taken: Callable[[], None] = field(default=_nothing, compare=False, repr=False)
 
     def array(self, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """The body as an array of the shape the manifest gives, without a copy.
@@ -33,6 +44,9 @@ class Message:
                 f"{self.address}: {flat.size} B are no {self.dtype}{list(shape)}"
             )
         return flat.view(dtype).reshape(shape)
+
+
+_Key = tuple[int, Address]
 
 
 @dataclass(slots=True)
@@ -73,7 +87,7 @@ class Reassembler:
         self._max_message_bytes = max_message_bytes
         self._max_open = max_open
         self._max_open_bytes = max(max_open_bytes or 0, max_message_bytes)
-        self._open: dict[Address, _Partial] = {}
+        self._open: dict[_Key, _Partial] = {}
         self._open_bytes = 0
 
     @property
@@ -93,18 +107,18 @@ class Reassembler:
                 f"message of {frame.total_bytes} B announced, the limit is"
                 f" {self._max_message_bytes} B"
             )
-        if frame.chunks == 1 and frame.address not in self._open:
+        if frame.chunks == 1 and _key(frame) not in self._open:
             return Message(frame.address, frame.dtype, frame.body)
         partial = self._partial(frame)
         partial.body[frame.offset : frame.offset + frame.body.nbytes] = frame.body
         partial.seen.add(frame.chunk)
         if len(partial.seen) < partial.chunks:
             return None
-        self._close(frame.address)
+        self._close(_key(frame))
         return Message(frame.address, partial.dtype, partial.body.toreadonly())
 
     def _partial(self, frame: Frame) -> _Partial:
-        partial = self._open.get(frame.address)
+        partial = self._open.get(_key(frame))
         if partial is None:
             return self._start(frame)
         same = (partial.body.nbytes, partial.dtype, partial.chunks) == (
@@ -126,9 +140,14 @@ class Reassembler:
             self.dropped += 1
         body = np.empty(frame.total_bytes, np.uint8).data
         partial = _Partial(body, frame.dtype, frame.chunks, set())
-        self._open[frame.address] = partial
+        self._open[_key(frame)] = partial
         self._open_bytes += frame.total_bytes
         return partial
 
-    def _close(self, address: Address) -> None:
-        self._open_bytes -= self._open.pop(address).body.nbytes
+    def _close(self, key: _Key) -> None:
+        self._open_bytes -= self._open.pop(key).body.nbytes
+
+
+def _key(frame: Frame) -> _Key:
+    """A message that is sent anew, such as the same weights again, has another number."""
+    return frame.ticket.message, frame.address

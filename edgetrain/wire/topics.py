@@ -22,10 +22,15 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
 class Channel(StrEnum):
-    """Each has a connection of its own, so that tensors never delay a control message."""
+    """What a message is, and so how it goes.
+
+    DATA has a connection of its own, so that tensors never delay the others. FLOW carries
+    receipts of DATA, any of which may be lost.
+    """
 
     CONTROL = "control"
     DATA = "data"
+    FLOW = "flow"
 
 
 def check_name(name: str, *, allow_coordinator: bool = False) -> str:
@@ -82,7 +87,7 @@ def parse_inbox(topic: str) -> tuple[str, str, Channel]:
         WireError: it is not an inbox topic.
     """
     match topic.split("/"):
-        case [_, "dev", to, "from", source, ("control" | "data") as channel] if (
+        case [_, "dev", to, "from", source, ("control" | "data" | "flow") as channel] if (
             _NAME.fullmatch(to) and _NAME.fullmatch(source)
         ):
             return to, source, Channel(channel)
