@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from edgetrain.bundle import MAX_BUNDLE_BYTES
-from edgetrain.errors import FleetError, WireError
+from edgetrain.errors import DeviceError, FleetError, WireError
 from edgetrain.transport.base import Inbound, Presence, Transport
 from edgetrain.wire.frame import parse
 from edgetrain.wire.hello import Hello
@@ -22,6 +22,7 @@ from edgetrain.wire.messages import (
     encode,
 )
 from edgetrain.wire.reassembly import Message, Reassembler
+from edgetrain.wire.signature import Signer
 from edgetrain.wire.topics import Channel
 
 log = logging.getLogger(__name__)
@@ -52,10 +53,15 @@ class Fleet:
     """All devices of a namespace.
 
     Messages are sorted on the transport's threads and read one by one with `event`.
+
+    Args:
+        transport: the coordinator's, not yet open.
+        signer: of commands to devices that take no others.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, signer: Signer | None = None) -> None:
         self._transport = transport
+        self._signer = signer
         self._arrivals: SimpleQueue[Presence | Said | Message] = SimpleQueue()
         self._reassemblers: dict[str, Reassembler] = {}
         self._hellos: dict[str, Hello] = {}
@@ -119,7 +125,22 @@ class Fleet:
                 return Gone(arrival.device)
 
     def command(self, device: str, command: Command) -> None:
-        self._transport.send(device, Channel.CONTROL, encode(command))
+        """Send a command, signed where the device asks for it.
+
+        Raises:
+            DeviceError: it obeys another key than ours.
+        """
+        data = encode(command)
+        hello = self._hellos.get(device)
+        if hello is not None and hello.signed_by:
+            if self._signer is None or self._signer.fingerprint != hello.signed_by:
+                raise DeviceError(
+                    device,
+                    f"takes only commands signed with the key {hello.signed_by}:"
+                    " give --fleet FILE, or [fleet] signing_key_file, of its fleet",
+                )
+            data = self._signer.sign(data, device, hello.session)
+        self._transport.send(device, Channel.CONTROL, data)
 
     def close(self) -> None:
         self._transport.close()

@@ -19,6 +19,7 @@ EdgeTrainError
   WireError               bytes from the network are not a valid frame or message
     ChecksumError         damaged in transit
     FrameTooLargeError    over the announced limit
+    SignatureError        a command is not signed by the coordinator, or is a recording
 """
 
 from __future__ import annotations
@@ -146,4 +147,8 @@ class ChecksumError(WireError):
 
 
 class FrameTooLargeError(WireError):
+    pass
+
+
+class SignatureError(WireError):
     pass
