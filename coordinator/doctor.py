@@ -168,10 +168,10 @@ def _limits(party: Party) -> Iterator[Finding]:
     yield _packet_size(limits)
     took = seconds_text(limits.round_trip_s)
     if limits.round_trip_s < _HELD_BACK_S:
-        yield Finding("small messages", Verdict.GOOD, f"{took} to and fro at QoS 1")
+        yield Finding("small messages", Verdict.GOOD, f"{took} to and fro")
     else:
         advice = "mosquitto: set_tcp_nodelay true; or the network itself is slow"
-        yield Finding("small messages", Verdict.CHANGE, f"{took} at QoS 1", advice)
+        yield Finding("small messages", Verdict.CHANGE, f"{took} to and fro", advice)
 
 
 def _packet_size(limits: BrokerLimits) -> Finding:

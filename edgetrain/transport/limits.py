@@ -22,9 +22,11 @@ from paho.mqtt.reasoncodes import ReasonCode
 from edgetrain.errors import TransportError
 from edgetrain.transport.address import BrokerAddress
 from edgetrain.transport.link import MqttSettings
+from edgetrain.transport.paho_client import send_at_once
 from edgetrain.transport.tls import client_context
 
 _ROUNDS: Final = 15
+_BURST: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class BrokerLimits:
         mqtt5: it speaks MQTT 5.
         max_packet_bytes: it takes no larger ones; None: it does not say.
         receive_maximum: unacknowledged messages it takes; None: it does not say.
-        round_trip_s: of a small message at QoS 1 to ourselves, median.
+        round_trip_s: of a few small messages at QoS 0 to ourselves, median.
     """
 
     mqtt5: bool
@@ -73,15 +75,15 @@ class _Visit:
             reconnect_on_failure=False,
         )
         self._connected, self._subscribed = threading.Event(), threading.Event()
-        self._arrived, self._acknowledged = threading.Event(), threading.Event()
+        self._arrived = threading.Semaphore(0)
         self._stated: dict[str, int] = {}
         self._client.username_pw_set(address.username, address.password)
         if address.tls:
             self._client.tls_set_context(client_context(settings.tls))
+        self._client.on_socket_open = send_at_once
         self._client.on_connect = self._on_connect
         self._client.on_subscribe = lambda *_: self._subscribed.set()
-        self._client.on_message = lambda *_: self._arrived.set()
-        self._client.on_publish = lambda *_: self._acknowledged.set()
+        self._client.on_message = lambda *_: self._arrived.release()
 
     def limits(self, topic: str) -> BrokerLimits:
         try:
@@ -91,7 +93,7 @@ class _Visit:
         self._client.loop_start()
         try:
             self._await(self._connected, "did not let us in")
-            self._client.subscribe(topic, qos=1)
+            self._client.subscribe(topic, qos=0)
             self._await(self._subscribed, "did not answer a subscription")
             round_trip_s = statistics.median(self._round(topic) for _ in range(_ROUNDS))
         finally:
@@ -105,12 +107,19 @@ class _Visit:
         )
 
     def _round(self, topic: str) -> float:
-        self._arrived.clear()
-        self._acknowledged.clear()
+        """Seconds that a burst takes to come back.
+
+        A broker that does not send at once holds the second packet back until we
+        acknowledge the first, and we have no reason to hurry: nothing goes back at QoS 0.
+        """
         start_s = time.perf_counter()
-        self._client.publish(topic, b"edgetrain doctor", qos=1)
-        self._await(self._arrived, "did not return our own message")
-        self._await(self._acknowledged, "did not acknowledge our message")
+        for _ in range(_BURST):
+            self._client.publish(topic, b"edgetrain doctor", qos=0)
+        for _ in range(_BURST):
+            if not self._arrived.acquire(timeout=self._timeout_s):
+                raise TransportError(
+                    f"the broker at {self._address} did not return our own messages"
+                )
         return time.perf_counter() - start_s
 
     def _await(self, event: threading.Event, what: str) -> None:
