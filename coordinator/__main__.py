@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from typing import Final
 
-NEEDED: Final = ("typer", "rich", "onnx", "onnxscript", "tomli_w")
+NEEDED: Final = ("typer", "rich", "onnx", "onnxscript", "tomli_w", "cryptography")
 
 
 def main() -> int:

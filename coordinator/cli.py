@@ -16,7 +16,9 @@ import typer
 from coordinator import (
     broker_command,
     devices_command,
+    doctor_command,
     evaluate_command,
+    fleet_command,
     grad_command,
     inspect_command,
     plan_command,
@@ -27,11 +29,28 @@ from coordinator import (
 from coordinator import (
     demo as demo_command,
 )
+from coordinator.connection import coordinator_transport, fleet_at
+from coordinator.doctor import examine
+from coordinator.options import (
+    AnyLoss,
+    AsJson,
+    Assignments,
+    BrokerUrl,
+    FleetFile,
+    Insecure,
+    Loss,
+    LossOption,
+    LossOutput,
+    Model,
+    Namespace,
+    Out,
+    RunFile,
+    Trace,
+)
 from coordinator.profile_cache import ProfileCache, cache_folder
 from edgetrain.config import ModelConfig, load
 from edgetrain.errors import EdgeTrainError, InputError
 from edgetrain.losses import LOSSES, assigned
-from edgetrain.wire.topics import NAMESPACE
 
 PROGRAM: Final = "edgetrain"
 PASSWORD_VARIABLE: Final = "EDGETRAIN_BROKER_PASSWORD"  # noqa: S105  not the password
@@ -50,33 +69,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-RunFile = Annotated[
-    Path, typer.Argument(metavar="RUN.toml", help="What to train, and how.")
-]
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Out = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="A new or empty folder.")
-]
-_LOSS: Final = typer.Option("--loss", metavar="NAME", help=f"One of {', '.join(LOSSES)}.")
-Loss = Annotated[str, _LOSS]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="K=V", help="Such as train.lr=0.1; repeatable."),
-]
-Trace = Annotated[
-    Path | None,
-    typer.Option("--trace", metavar="FILE", help="Write it for ui.perfetto.dev."),
-]
-AnyLoss = Annotated[str | None, _LOSS]
-LossOption = Annotated[
-    list[str] | None,
-    typer.Option("--loss-option", metavar="K=V", help="Such as delta=0.5; repeatable."),
-]
-LossOutput = Annotated[
-    str | None, typer.Option("--output", help="The output the loss applies to.")
-]
-Namespace = Annotated[str, typer.Option("--namespace", help="First word of all topics.")]
+app.add_typer(fleet_command.app, name="fleet")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -118,10 +111,11 @@ def train(
     run_file: RunFile,
     assignments: Assignments = None,
     out: Out = None,
+    fleet: FleetFile = None,
     as_json: AsJson = False,
 ) -> int:
     """Train a model as a run file says; Ctrl-C stops and keeps the weights so far."""
-    config = load(run_file, assignments or ())
+    config = load(run_file, assignments or (), fleet)
     password = os.environ.get(PASSWORD_VARIABLE)
     options = train_command.Options(out, as_json, password, _cache())
     return train_command.train(config, options)
@@ -155,7 +149,7 @@ def inspect(
 
 
 @app.command()
-def plan(
+def plan(  # noqa: PLR0913  one parameter an option
     run_file: Annotated[
         Path | None, typer.Argument(metavar="RUN.toml", help="What would be trained.")
     ] = None,
@@ -164,6 +158,7 @@ def plan(
         typer.Option("--profiles", metavar="P.json", help="Layers and devices, as below."),
     ] = None,
     assignments: Assignments = None,
+    fleet: FleetFile = None,
     trace: Trace = None,
     as_json: AsJson = False,
 ) -> None:
@@ -182,7 +177,7 @@ def plan(
     if profiles is not None:
         plan_command.show(plan_command.plan_profiles(profiles), as_json=as_json)
     elif run_file is not None:
-        config = load(run_file, assignments or ())
+        config = load(run_file, assignments or (), fleet)
         found = plan_run.plan_run(config, os.environ.get(PASSWORD_VARIABLE), _cache())
         plan_run.show(found, as_json=as_json, trace=trace)
 
@@ -240,17 +235,40 @@ def grad(  # noqa: PLR0913  one parameter an option
 
 
 @app.command()
-def devices(
-    broker: Annotated[str, typer.Option("--broker", metavar="URL")],
-    namespace: Namespace = NAMESPACE,
+def devices(  # noqa: PLR0913  one parameter an option
+    broker: BrokerUrl = None,
+    namespace: Namespace = None,
+    fleet: FleetFile = None,
+    insecure: Insecure = False,
     wait: Annotated[float, typer.Option("--wait", help="Seconds of quiet.")] = 0.5,
     as_json: AsJson = False,
 ) -> None:
     """List the devices on a broker and what each can do."""
-    password = os.environ.get(PASSWORD_VARIABLE)
-    transport = train_command.coordinator_transport(broker, namespace, password)
+    place = fleet_at(broker, namespace, fleet, insecure=insecure)
+    transport = coordinator_transport(place, os.environ.get(PASSWORD_VARIABLE))
     found = devices_command.find_devices(transport, wait)
     devices_command.show_devices(found, as_json=as_json)
+
+
+@app.command()
+def doctor(  # noqa: PLR0913  one parameter an option
+    broker: BrokerUrl = None,
+    namespace: Namespace = None,
+    fleet: FleetFile = None,
+    agent: Annotated[
+        Path | None, typer.Option("--agent", metavar="FILE", help="As that device.")
+    ] = None,
+    insecure: Insecure = False,
+    as_json: AsJson = False,
+) -> int:
+    """Examine a broker: TLS, identity, access list, limits, speed; say what to change."""
+    password = os.environ.get(PASSWORD_VARIABLE)
+    if agent is not None:
+        party = doctor_command.as_device(agent, password)
+    else:
+        place = fleet_at(broker, namespace, fleet, insecure=insecure)
+        party = doctor_command.as_coordinator(place, password)
+    return doctor_command.show(examine(party), as_json=as_json)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from edgetrain.errors import FleetError, WireError
+from edgetrain.errors import DeviceError, FleetError, WireError
 from edgetrain.runtime.inbox import Inbox
 from edgetrain.transport.base import Inbound, Presence, Transport
 from edgetrain.wire.frame import Address
@@ -22,6 +22,7 @@ from edgetrain.wire.messages import (
     encode,
 )
 from edgetrain.wire.reassembly import Message
+from edgetrain.wire.signature import Signer
 from edgetrain.wire.topics import Channel
 
 log = logging.getLogger(__name__)
@@ -64,10 +65,15 @@ class Fleet:
 
     Attributes:
         inbox: takes what devices send on the DATA channel.
+
+    Args:
+        transport: the coordinator's, not yet open.
+        signer: of commands to devices that take no others.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, signer: Signer | None = None) -> None:
         self._transport = transport
+        self._signer = signer
         self._arrivals: SimpleQueue[Presence | Said | Undelivered | Message] = SimpleQueue()
         self.inbox = Inbox(self._admits)
         self._epochs: dict[int, int] = {}
@@ -134,8 +140,23 @@ class Fleet:
                 return Gone(arrival.device)
 
     def command(self, device: str, command: Command) -> None:
+        """Send a command, signed where the device asks for it.
+
+        Raises:
+            DeviceError: it obeys another key than ours.
+        """
         self._epochs[command.run] = command.epoch
-        self._transport.send(device, Channel.CONTROL, encode(command))
+        data = encode(command)
+        hello = self._hellos.get(device)
+        if hello is not None and hello.signed_by:
+            if self._signer is None or self._signer.fingerprint != hello.signed_by:
+                raise DeviceError(
+                    device,
+                    f"takes only commands signed with the key {hello.signed_by}:"
+                    " give --fleet FILE, or [fleet] signing_key_file, of its fleet",
+                )
+            data = self._signer.sign(data, device, hello.session)
+        self._transport.send(device, Channel.CONTROL, data)
 
     def undelivered(self, device: str, run: int, epoch: int, reason: str) -> None:
         """Make an event of what an outbox has to say, from any thread."""

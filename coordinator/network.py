@@ -6,7 +6,7 @@ import math
 import shutil
 from typing import Final, NamedTuple
 
-from edgetrain.config import EMBEDDED, FleetConfig
+from edgetrain.fleet_config import EMBEDDED, FleetConfig
 from edgetrain.planner.timeline_case import NETWORKS, Network
 from edgetrain.wire.frame import DEFAULT_CHUNK_BYTES
 from edgetrain.wire.hello import Hello

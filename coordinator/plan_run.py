@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from coordinator.connection import coordinator_transport
 from coordinator.expected_fleet import simulated_devices
 from coordinator.figures import bytes_text, count_text, seconds_text
 from coordinator.fleet import Fleet
@@ -16,10 +17,10 @@ from coordinator.planning import Planner
 from coordinator.profile_cache import NO_CACHE, ProfileCache
 from coordinator.settle import for_fleet
 from coordinator.tables import Column, print_table
-from coordinator.train_command import coordinator_transport
 from coordinator.written_plan import written
-from edgetrain.config import EMBEDDED, RunConfig
+from edgetrain.config import RunConfig
 from edgetrain.errors import ConfigError
+from edgetrain.fleet_config import EMBEDDED
 from edgetrain.plan import Plan, StagePlan
 from edgetrain.planner.chrome_trace import chrome_trace
 from edgetrain.planner.timeline import Timeline
@@ -135,7 +136,7 @@ def _devices(config: RunConfig, password: str | None) -> Mapping[str, Hello]:
     fleet = config.fleet
     if fleet.broker == EMBEDDED:
         return simulated_devices(config)
-    found = Fleet(coordinator_transport(fleet.broker, fleet.namespace, password))
+    found = Fleet(coordinator_transport(fleet, password))
     try:
         found.open()
         return found.wait(fleet.names, fleet.count, fleet.wait_s)

@@ -13,8 +13,9 @@ import msgspec
 import tomli_w
 
 from coordinator.metrics import METRICS_FILE, Metrics
-from edgetrain.config import EMBEDDED, RunConfig
+from edgetrain.config import RunConfig
 from edgetrain.errors import ConfigError, RunError
+from edgetrain.fleet_config import EMBEDDED
 
 RUNS: Final = Path("runs")
 CONFIG_FILE: Final = "run.toml"

@@ -40,6 +40,7 @@ from edgetrain.runtime.fallback import gated
 from edgetrain.runtime.outbox import Outbox
 from edgetrain.transport.base import Transport
 from edgetrain.wire.hello import Hello
+from edgetrain.wire.signature import Signer
 
 log = logging.getLogger(__name__)
 
@@ -82,14 +83,21 @@ class Session:
         transport: the coordinator's, not yet open.
         watch: who looks on.
         cache: of what earlier runs measured, for this one and those to come.
+        signer: of commands to devices that take no others.
     """
 
     def __init__(
-        self, job: Job, transport: Transport, watch: Watch, cache: ProfileCache = NO_CACHE
+        self,
+        job: Job,
+        transport: Transport,
+        watch: Watch,
+        cache: ProfileCache = NO_CACHE,
+        *,
+        signer: Signer | None = None,
     ) -> None:
         self._cache = cache
         self._job = job
-        self._fleet = Fleet(transport)
+        self._fleet = Fleet(transport, signer)
         self._watch = watch
         inbox, undelivered = self._fleet.inbox, self._fleet.undelivered
         self._outbox = Outbox(transport, inbox, lambda _: None, undelivered)

@@ -11,20 +11,19 @@ from pathlib import Path
 
 import msgspec
 
+from coordinator.connection import coordinator_transport, signer
 from coordinator.job import prepare
 from coordinator.profile_cache import NO_CACHE, ProfileCache
 from coordinator.progress import Progress, open_progress
 from coordinator.session import Outcome, Session
 from coordinator.stop import StopRequest, signals_to
 from coordinator.watch import Watch
-from edgetrain.config import EMBEDDED, RunConfig
+from edgetrain.config import RunConfig
 from edgetrain.errors import ConfigError, FleetError, TransportError
+from edgetrain.fleet_config import EMBEDDED
 from edgetrain.sim.fleet import ProcessFleet, SimDevice
 from edgetrain.transport.address import BrokerAddress
 from edgetrain.transport.broker import embedded_broker
-from edgetrain.transport.link import MqttSettings
-from edgetrain.transport.mqtt import MqttTransport
-from edgetrain.wire.topics import COORDINATOR
 
 INTERRUPTED = 130
 
@@ -99,34 +98,27 @@ def execute(config: RunConfig, options: Options, progress: Progress) -> Outcome:
             url = stack.enter_context(embedded_broker()).url
         else:
             url = fleet.broker
-        transport = coordinator_transport(url, fleet.namespace, options.password)
+        transport = coordinator_transport(fleet, options.password, url)
         if fleet.broker != EMBEDDED:
-            probe = coordinator_transport(url, fleet.namespace, options.password)
+            probe = coordinator_transport(fleet, options.password)
             check_broker(lambda: probe.open(lambda _: None))
             probe.close()
         simulated = [SimDevice.of(device) for device in fleet.simulate]
-        processes = ProcessFleet(url, simulated, fleet.namespace)
+        processes = ProcessFleet(
+            url,
+            simulated,
+            fleet.namespace,
+            ca_file=fleet.ca_file,
+            insecure=fleet.insecure,
+        )
         stack.enter_context(processes)
         progress.say(f"waiting for devices at {BrokerAddress.parse(url)}")
-        session = Session(job, transport, Watch(progress, stop.stopped), options.cache)
+        watch = Watch(progress, stop.stopped)
+        session = Session(job, transport, watch, options.cache, signer=signer(fleet))
         try:
             return session.train(options.out)
         except FleetError as error:
             raise _explained(error, processes) from error
-
-
-def coordinator_transport(
-    url: str, namespace: str, password: str | None = None
-) -> MqttTransport:
-    """The coordinator's way to a broker; a password in the URL counts first.
-
-    Raises:
-        ConfigError: the URL cannot be used.
-    """
-    if BrokerAddress.parse(url).password is not None:
-        password = None
-    settings = MqttSettings(namespace=namespace)
-    return MqttTransport(url, COORDINATOR, password=password, settings=settings)
 
 
 def check_broker(connect: Callable[[], None]) -> None:

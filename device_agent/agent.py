@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Final, NamedTuple
@@ -63,11 +63,16 @@ class StageKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Equipment:
-    """What an agent works with."""
+    """What an agent works with.
+
+    Attributes:
+        open_command: takes the signature off a command, if it has to have one.
+    """
 
     hello: Hello
     engine: Engine
     datasets: Mapping[str, Dataset] = field(default_factory=dict)
+    open_command: Callable[[bytes], bytes] = bytes
 
 
 class Agent:
@@ -114,7 +119,8 @@ class Agent:
     def _receive(self, inbound: Inbound) -> None:
         try:
             if inbound.channel is Channel.CONTROL:
-                self._command(inbound.source, decode_command(inbound.payload))
+                data = self._equipment.open_command(inbound.payload)
+                self._command(inbound.source, decode_command(data))
             else:
                 message = self._inbox.receive(inbound)
                 if message is not None:

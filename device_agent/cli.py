@@ -18,6 +18,7 @@ from device_agent.agent import Agent
 from device_agent.config import AgentConfig
 from device_agent.equip import Limits, equip
 from device_agent.name_check import claim_name
+from device_agent.obedience import obeying
 from device_agent.probe_command import Request, default_name, probe
 from device_agent.probe_set import load
 from device_agent.simulation import add_simulation_options, end_as_in_a_crash, simulation
@@ -29,6 +30,7 @@ from edgetrain.sim.timetable import Timetable
 from edgetrain.transport.address import BrokerAddress
 from edgetrain.transport.link import MqttSettings
 from edgetrain.transport.mqtt import MqttTransport
+from edgetrain.transport.tls import TlsFiles
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +38,14 @@ PROGRAM: Final = "edgetrain-agent"
 PASSWORD_VARIABLE: Final = "EDGETRAIN_BROKER_PASSWORD"  # noqa: S105  not the password
 # Options that are keys of an agent file of the same name.
 _TEXT_KEYS: Final = ("broker", "name", "namespace", "memory", "gradient")
-_PATH_KEYS: Final = ("password_file", "profile")
+_PATH_KEYS: Final = (
+    "password_file",
+    "profile",
+    "ca_file",
+    "cert_file",
+    "key_file",
+    "coordinator_key_file",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -120,6 +129,10 @@ def _add_shared_options(command: argparse.ArgumentParser) -> None:
     add("--threads", type=int, metavar="N", help="of the inference engine")
     add("--memory", metavar="SIZE", help="to lend, such as 512MB (half of what is free)")
     add("--password-file", type=Path, metavar="FILE", help="holds the broker password")
+    add("--ca-file", type=Path, metavar="FILE", help="who signed the broker's certificate")
+    add("--cert-file", type=Path, metavar="FILE", help="this device's certificate")
+    add("--key-file", type=Path, metavar="FILE", help="and its private key")
+    add("--insecure", action="store_true", help="mqtt:// to another machine will do")
 
 
 def _add_probe_options(command: argparse.ArgumentParser) -> None:
@@ -134,6 +147,12 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     _add_shared_options(run)
     add = run.add_argument
     add("--profile", type=Path, metavar="FILE", help="written by `probe --out` here")
+    add(
+        "--coordinator-key-file",
+        type=Path,
+        metavar="FILE",
+        help="public key of the only coordinator to obey",
+    )
     add(
         "--gradient",
         metavar="MODE",
@@ -185,6 +204,8 @@ def _run(options: argparse.Namespace) -> None:
     )
     timetable = Timetable(conditions)
     equipment = equip(config.name, limits, config.datasets, timetable)
+    if config.coordinator_key_file is not None:
+        equipment = obeying(equipment, config.coordinator_key_file)
     transport = behind_link(_transport(config), conditions, timetable, end_as_in_a_crash)
     agent = Agent(transport, equipment)
     _claim(config)
@@ -206,7 +227,11 @@ def _transport(config: AgentConfig) -> MqttTransport:
     password = config.password()
     if password is None and BrokerAddress.parse(config.broker).password is None:
         password = os.environ.get(PASSWORD_VARIABLE)
-    settings = MqttSettings(namespace=config.namespace)
+    settings = MqttSettings(
+        namespace=config.namespace,
+        tls=TlsFiles(config.ca_file, config.cert_file, config.key_file),
+        insecure=config.insecure,
+    )
     return MqttTransport(config.broker, config.name, password=password, settings=settings)
 
 
@@ -223,6 +248,8 @@ def _overrides(options: argparse.Namespace) -> list[str]:
         for key, value in given.items()
         if value is not None
     ]
+    if options.insecure:
+        assignments.append("insecure=true")
     if options.threads is not None:
         assignments.append(f"threads={options.threads}")
     if (text := getattr(options, "runs", None)) is not None:

@@ -46,6 +46,11 @@ class AgentConfig(Section, frozen=True):
         datasets: by the name a run file asks for.
         profile: a file that `edgetrain-agent probe --out` wrote on this device.
         password_file: holds the broker password on its first line.
+        ca_file: authorities that may have signed the broker's certificate; the system's
+            when None.
+        cert_file, key_file: this device's own certificate, for a broker that asks.
+        coordinator_key_file: the public key of the only coordinator it obeys.
+        insecure: whether ``mqtt://`` to another machine will do.
     """
 
     broker: str
@@ -58,6 +63,11 @@ class AgentConfig(Section, frozen=True):
     datasets: dict[str, DatasetConfig] = msgspec.field(default_factory=dict)
     profile: Path | None = None
     password_file: Path | None = None
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    coordinator_key_file: Path | None = None
+    insecure: bool = False
 
     def __post_init__(self) -> None:
         check_broker_url("broker", self.broker)
@@ -65,6 +75,10 @@ class AgentConfig(Section, frozen=True):
         check_device_name("namespace", self.namespace)
         if self.threads is not None:
             require(self.threads > 0, f"threads = {self.threads}: must be 1 or more")
+        require(
+            (self.cert_file is None) == (self.key_file is None),
+            "cert_file and key_file go together: the key proves the certificate",
+        )
         choose("gradient", self.gradient, GRADIENTS)
         for word in self.runs:
             choose("runs", word, ABILITIES)

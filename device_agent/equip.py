@@ -81,7 +81,7 @@ def equip(
         engine = NarrowedEngine(engine, limits.runs)
     hello = Hello(
         device=name,
-        session=secrets.token_hex(8),
+        session=secrets.token_hex(16),
         version=metadata.version("edgetrain"),
         engine=f"{plain.name} {plain.version}",
         providers=plain.providers,

@@ -5,7 +5,6 @@ Every section checks itself when it is made, so a config that exists is a valid 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -16,22 +15,18 @@ import msgspec
 from edgetrain.abilities import BACKWARD
 from edgetrain.errors import ConfigError
 from edgetrain.estimator_spec import EstimatorSpec
+from edgetrain.fleet_config import FLEET, FleetConfig, fleet_table
 from edgetrain.losses import LossOptions, check_loss
 from edgetrain.settings import (
     Section,
-    check_broker_url,
-    check_device_name,
-    check_distinct,
     choose,
     decode,
     override,
     read_table,
     require,
 )
-from edgetrain.simulated_device import SimulatedDevice
 from edgetrain.train_config import AUTO, USUAL_LR, TrainConfig
 
-EMBEDDED: Final = "embedded"
 ALL: Final = "all"
 
 
@@ -146,64 +141,6 @@ class PlanConfig(Section, frozen=True):
         )
 
 
-class FleetConfig(Section, frozen=True):
-    """``[fleet]``.
-
-    Attributes:
-        broker: ``"embedded"`` or a URL.
-        devices: how many, or their names; None: the simulated ones, or one.
-        wait_s: how long to wait for them to appear.
-        step_timeout_s: without a sign of progress for so long, the run has failed.
-    """
-
-    broker: str = EMBEDDED
-    namespace: str = "edgetrain"
-    devices: int | tuple[str, ...] | None = None
-    wait_s: float = 60.0
-    step_timeout_s: float = 60.0
-    simulate: tuple[SimulatedDevice, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.broker != EMBEDDED:
-            check_broker_url("[fleet] broker", self.broker)
-        check_device_name("[fleet] namespace", self.namespace)
-        for key in ("wait_s", "step_timeout_s"):
-            value = getattr(self, key)
-            require(0 < value < math.inf, f"[fleet] {key} = {value}: must be above 0")
-        self._check_devices()
-
-    @property
-    def count(self) -> int:
-        """Devices the run needs."""
-        if self.devices is None:
-            return max(1, len(self.simulate))
-        return self.devices if isinstance(self.devices, int) else len(self.devices)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Devices that must be among them."""
-        if isinstance(self.devices, tuple):
-            return self.devices
-        return tuple(device.name for device in self.simulate)
-
-    def _check_devices(self) -> None:
-        simulated = [device.name for device in self.simulate]
-        check_distinct("[fleet] simulate", simulated)
-        if isinstance(self.devices, tuple):
-            for name in self.devices:
-                check_device_name("[fleet] devices", name)
-            check_distinct("[fleet] devices", self.devices)
-            missing = sorted(set(simulated) - set(self.devices))
-            require(
-                not missing, f"[fleet] devices lacks the simulated {', '.join(missing)}"
-            )
-        require(
-            self.count >= max(1, len(simulated)),
-            f"[fleet] devices = {self.count} is fewer than needed: at least one, and all"
-            f" {len(simulated)} of simulate",
-        )
-
-
 class RunConfig(Section, frozen=True):
     """A whole run file; all paths are absolute or from the current folder."""
 
@@ -248,17 +185,24 @@ class RunConfig(Section, frozen=True):
             )
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load(
+    path: Path, overrides: Sequence[str] = (), fleet_file: Path | None = None
+) -> RunConfig:
     """Read a run file; relative paths in it are taken from its folder.
 
     Args:
         path: of the TOML file.
         overrides: ``section.key=value``, applied over it.
+        fleet_file: a file with a [fleet] section that is applied over it first.
 
     Raises:
         ConfigError: naming the file, the key and what is allowed.
     """
     table = read_table(path)
+    if fleet_file is not None:
+        own = table.get(FLEET, {})
+        require(isinstance(own, dict), f"{path}: [{FLEET}] must be a section")
+        table[FLEET] = {**own, **fleet_table(fleet_file)}
     try:
         override(table, overrides)
         return parse(table, folder=path.parent)

@@ -20,6 +20,7 @@ EdgeTrainError
     ChecksumError         damaged in transit
     FrameTooLargeError    over the announced limit
     FlowError             a peer sends more than it may, or acknowledges what was not sent
+    SignatureError        a command is not signed by the coordinator, or is a recording
 """
 
 from __future__ import annotations
@@ -151,4 +152,8 @@ class FrameTooLargeError(WireError):
 
 
 class FlowError(WireError):
+    pass
+
+
+class SignatureError(WireError):
     pass

@@ -20,6 +20,7 @@ from edgetrain.transport.flow import SendWindow
 from edgetrain.transport.link import MqttSettings
 from edgetrain.transport.mqtt import MqttTransport
 from edgetrain.transport.paho_client import Client
+from edgetrain.transport.tls import TlsFiles
 from edgetrain.wire.topics import Channel
 
 WAIT_S = 20.0
@@ -300,14 +301,14 @@ def test_tls_needs_the_authority_that_signed(tmp_path: Path) -> None:
     context.load_cert_chain(certificate, key)
     broker = ScriptedBroker(lambda raw: context.wrap_socket(raw, server_side=True))
     url = f"mqtts://127.0.0.1:{broker.port}"
-    transport = MqttTransport(url, "a", settings=MqttSettings(ca_file=certificate))
+    transport = MqttTransport(url, "a", settings=MqttSettings(tls=TlsFiles(certificate)))
     transport.open(lambda _: None)
     transport.send("b", Channel.DATA, bytes(900_000))
     assert broker.published.get(timeout=WAIT_S) > 900_000
     transport.close()
     with pytest.raises(TransportError, match="no TLS connection"):
         MqttTransport(url, "a").open(lambda _: None)
-    missing = MqttSettings(ca_file=tmp_path / "missing.pem")
+    missing = MqttSettings(tls=TlsFiles(tmp_path / "missing.pem"))
     with pytest.raises(ConfigError, match=r"certificate authorities from .*missing\.pem"):
         MqttTransport(url, "a", settings=missing).open(lambda _: None)
     broker.stop()

@@ -104,15 +104,26 @@ class ProcessFleet:
             their environment, not by their command lines, which everyone can read.
         devices: one agent each.
         namespace: of the topics.
+        ca_file: authorities that may have signed the broker's certificate.
+        insecure: whether ``mqtt://`` to another machine will do.
     """
 
     def __init__(
-        self, url: str, devices: Sequence[SimDevice], namespace: str = NAMESPACE
+        self,
+        url: str,
+        devices: Sequence[SimDevice],
+        namespace: str = NAMESPACE,
+        *,
+        ca_file: Path | None = None,
+        insecure: bool = False,
     ) -> None:
         check_distinct("the fleet", [device.name for device in devices])
         self._address = BrokerAddress.parse(url)
         self._devices = tuple(devices)
         self._namespace = namespace
+        self._options_of_all = ["--insecure"] if insecure else []
+        if ca_file is not None:
+            self._options_of_all.append(f"--ca-file={ca_file.absolute()}")
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._folder: Path | None = None
 
@@ -187,6 +198,7 @@ class ProcessFleet:
         if device.memory_bytes is not None:
             options["memory"] = str(device.memory_bytes)
         texts = [f"--{key}={value}" for key, value in options.items()]
+        texts += self._options_of_all
         for name, files in device.datasets.items():
             paths = ",".join(str(path.absolute()) for path in files if path is not None)
             texts.append(f"--dataset={name}={paths}")

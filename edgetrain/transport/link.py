@@ -9,18 +9,18 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from paho.mqtt import client as paho
 from paho.mqtt.enums import MQTTErrorCode
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from edgetrain.errors import ConfigError, TransportError
+from edgetrain.errors import TransportError
 from edgetrain.transport.address import BrokerAddress
 from edgetrain.transport.base import DEFAULT_MAX_PAYLOAD_BYTES, DEFAULT_WINDOW_BYTES
 from edgetrain.transport.flow import SendWindow
 from edgetrain.transport.paho_client import Client
+from edgetrain.transport.tls import NO_FILES, TlsFiles, client_context
 from edgetrain.wire.topics import NAMESPACE
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,8 @@ class MqttSettings:
         namespace: first level of every topic; runs in different ones never meet.
         keepalive_s: a device that hangs is reported gone after 1.3 to 1.9 times this.
         lost_after_s: how long a broken connection may take to come back.
-        ca_file: certificate authorities for ``mqtts://``; the system's when None.
+        tls: files for ``mqtts://``.
+        insecure: whether ``mqtt://`` to another machine will do.
     """
 
     namespace: str = NAMESPACE
@@ -45,7 +46,8 @@ class MqttSettings:
     lost_after_s: float = 60.0
     window_bytes: int = DEFAULT_WINDOW_BYTES
     max_payload_bytes: int = DEFAULT_MAX_PAYLOAD_BYTES
-    ca_file: Path | None = None
+    tls: TlsFiles = NO_FILES
+    insecure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ class Link:
         client.connect_timeout = self._settings.connect_timeout_s
         client.username_pw_set(address.username, address.password)
         if address.tls:
-            client.tls_set_context(_tls(self._settings.ca_file))
+            client.tls_set_context(client_context(self._settings.tls))
         if self._spec.will is not None:
             client.will_set(self._spec.will, b"", qos=1, retain=True)
         client.on_connect = self._on_connect
@@ -158,6 +160,19 @@ class Link:
         client.on_disconnect = self._on_disconnect
         client.on_subscribe = self._on_subscribe
         client.on_message = self._on_message
+
+    @property
+    def _credentials(self) -> str:
+        """What a broker that refuses us may not have liked."""
+        login = "the user name and password in its URL, mqtt://user:password@host"
+        if not self._address.tls:
+            return login
+        if self._settings.tls.cert_file is None:
+            return f"{login}, and whether it asks for a certificate (cert_file, key_file)"
+        return (
+            f"the certificate {self._settings.tls.cert_file}: signed by the broker's"
+            " authority, not expired, not revoked"
+        )
 
     def _unreachable(self, error: OSError) -> str:
         if isinstance(error, ssl.SSLError):
@@ -180,10 +195,7 @@ class Link:
         _properties: Properties | None,
     ) -> None:
         if reason.is_failure:
-            self._refuse(
-                f"refuses us: {str(reason).lower()}. Check the user name and password in"
-                " its URL, mqtt://user:password@host"
-            )
+            self._refuse(f"refuses us: {str(reason).lower()}. Check {self._credentials}")
             return
         self.window.resume()
         client.subscribe([(name, self._spec.qos) for name in self._spec.filters])
@@ -217,8 +229,8 @@ class Link:
     ) -> None:
         if reason.is_failure:
             self._refuse(
-                "closed the connection without an answer. Check the user name and password"
-                " in its URL, mqtt://user:password@host, and that it speaks MQTT there"
+                f"closed the connection without an answer. Check {self._credentials}, and"
+                " that it speaks MQTT there"
             )
 
     def _on_connect_fail(self, _client: paho.Client, _userdata: object) -> None:
@@ -248,12 +260,3 @@ class Link:
                 f" {self._settings.lost_after_s:g} s. Start the broker again, then the run"
             )
             self._client.persist(False)
-
-
-def _tls(ca_file: Path | None) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read certificate authorities from {ca_file}: {error}. Give a PEM file"
-        ) from error

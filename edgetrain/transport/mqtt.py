@@ -18,6 +18,7 @@ from edgetrain.transport.base import (
     deliver,
 )
 from edgetrain.transport.link import Link, LinkSpec, MqttSettings
+from edgetrain.transport.tls import check_plain
 from edgetrain.transport.traffic import Traffic
 from edgetrain.wire import topics
 from edgetrain.wire.topics import Channel, check_name
@@ -33,8 +34,9 @@ _LINK = {channel: channel for channel in Channel} | {Channel.FLOW: Channel.CONTR
 class MqttTransport:
     """Implements `Transport`.
 
-    The client ids end in random characters, so that a second party of the same name does
-    not throw the first off the broker; whoever sees two presences tells them apart.
+    The client ids end in 128 random bits. So a second party of the same name does not throw
+    the first off the broker, and nobody can who has not read the broker's own log: brokers
+    end a connection when another comes under its id, whoever that is.
     """
 
     def __init__(
@@ -49,7 +51,8 @@ class MqttTransport:
         """Prepare; a user or password given here takes the place of the URL's.
 
         Raises:
-            ConfigError: the URL or the name cannot be used.
+            ConfigError: the URL or the name cannot be used, or it is another machine's,
+                without TLS.
         """
         self._settings = settings or MqttSettings()
         self.name = check_name(name, allow_coordinator=True)
@@ -60,6 +63,7 @@ class MqttTransport:
             username=address.username if username is None else username,
             password=address.password if password is None else password,
         )
+        check_plain(self._address, insecure=self._settings.insecure)
         self._presence_topic = topics.presence(self._namespace, name)
         self._links: dict[Channel, Link] = {}
         self.traffic = Traffic()
@@ -78,7 +82,7 @@ class MqttTransport:
         if self._links:
             raise TransportError(f"{self.name}: a transport opens once; make another")
         self._receive, self._on_presence, self._announce = receive, on_presence, announce
-        session = secrets.token_hex(4)
+        session = secrets.token_hex(16)
         try:
             for channel in (Channel.DATA, Channel.CONTROL):
                 spec = self._spec(channel, session)

@@ -41,7 +41,7 @@ class Client(paho.Client):
         self._window = window
         self._queueing = threading.RLock()
         self._writing = threading.RLock()
-        self.on_socket_open = _send_at_once
+        self.on_socket_open = send_at_once
         self.max_inflight_messages_set(_INFLIGHT_MESSAGES)
         self.reconnect_delay_set(_RECONNECT_MIN_S, _RECONNECT_MAX_S)
 
@@ -188,7 +188,7 @@ def _publish_head(topic: str, payload_bytes: int) -> bytes:
     return bytes(head) + len(name).to_bytes(2, "big") + name
 
 
-def _send_at_once(_client: paho.Client, _userdata: object, sock: object) -> None:
+def send_at_once(_client: paho.Client, _userdata: object, sock: object) -> None:
     """Nagle's algorithm would hold small packets back for 40 ms."""
     if isinstance(sock, socket.socket):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -35,6 +35,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
         flop_per_s: measured by a short probe.
         block: channels in a block of the engine's own layout; 0: it has none.
         runs: what the engine runs beside plain forwards; of `ABILITIES`.
+        signed_by: fingerprint of the one key whose commands it takes; empty: any sender's.
         profile: measured before, at the speed the device is held back to; a few kilobytes.
     """
 
@@ -51,3 +52,4 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     block: int = 0
     runs: tuple[str, ...] = ABILITIES
     profile: DeviceProfile | None = None
+    signed_by: str = ""
