@@ -2,6 +2,10 @@
 
 import contextlib
 import queue
+import shutil
+import socket
+import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,8 +13,10 @@ import numpy as np
 import onnx
 import pytest
 from lenet import lenet
+from paho.mqtt import client as paho
+from paho.mqtt.enums import CallbackAPIVersion
 from party import WAIT_S, mosquitto
-from training import on_three, same_weights, three
+from training import OnStep, on_three, same_weights, three
 from training import train as train_calmly
 
 from coordinator.job import prepare
@@ -215,3 +221,80 @@ def test_a_run_over_bad_links_ends_with_the_same_weights(seed: int, tmp_path: Pa
         session = Session(prepare(config), bad(COORDINATOR), Watch(SilentProgress()))
         session.train(tmp_path / "harmed")
     assert same_weights(tmp_path / "calm", tmp_path / "harmed")
+
+
+@pytest.mark.skipif(not shutil.which("mosquitto"), reason="no mosquitto on PATH")
+def test_a_run_goes_on_when_the_broker_crashes_and_starts_again(tmp_path: Path) -> None:
+    config = lenet_run(tmp_path)
+    train_calmly(config, tmp_path / "calm")
+    settings = MqttSettings(namespace="restart", lost_after_s=WAIT_S)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    broker = tmp_path / "mosquitto.conf"
+    broker.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\n")
+
+    def connected(name: str) -> Transport:
+        return MqttTransport(f"mqtt://127.0.0.1:{port}", name, settings=settings)
+
+    def start() -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(  # noqa: S603
+            [shutil.which("mosquitto"), "-c", broker], stderr=subprocess.DEVNULL
+        )
+        for _ in range(100):
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", port)),
+            ):
+                return process
+            threading.Event().wait(0.05)
+        raise AssertionError("mosquitto does not start")
+
+    running = [start()]
+
+    def crash(step: int) -> None:
+        if step == 2:
+            running[0].kill()
+            running[0].wait()
+            running[0] = start()
+
+    with ThreadFleet(connected, three()):
+        watch = Watch(OnStep(crash))
+        Session(prepare(config), connected(COORDINATOR), watch).train(tmp_path / "run")
+    running[0].kill()
+    running[0].wait()
+    assert same_weights(tmp_path / "calm", tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", ["iotcore", mosquitto])
+def test_a_party_whose_place_another_took_is_heard_again(kind, station, tmp_path) -> None:
+    """A client that connects with our id throws us off the broker, once."""
+    settings = MqttSettings(namespace="takeover", lost_after_s=WAIT_S)
+    with embedded_broker(kind=kind, directory=tmp_path) as broker:
+        a, b = (
+            station(MqttTransport(broker.url, name, settings=settings)) for name in "ab"
+        )
+        for step in range(40):
+            a.outbox.put("b", address(step), array(step), chunk_bytes=50_000)
+        steps = [b.take().address.step for _ in range(5)]
+        for one in (a, b):
+            take_over(broker.url, one.transport._links[Channel.DATA]._spec.client_id)
+            steps += [b.take().address.step for _ in range(10)]
+        steps += [b.take().address.step for _ in range(15)]
+        assert b.messages.empty()
+        a.close()
+        b.close()
+    assert sorted(steps) == list(range(40))
+
+
+def take_over(url: str, client_id: str) -> None:
+    place = BrokerAddress.parse(url)
+    client = paho.Client(CallbackAPIVersion.VERSION2, client_id)
+    client.username_pw_set(place.username, place.password)
+    connected = threading.Event()
+    client.on_connect = lambda *_: connected.set()
+    client.connect(place.host, place.port)
+    client.loop_start()
+    assert connected.wait(WAIT_S)
+    client.disconnect()
+    client.loop_stop()

@@ -77,6 +77,14 @@ def test_late_and_absurdly_early_tensors_are_dropped():
     assert mailbox.put(address(step=4 + STEPS_AHEAD), array())
     assert not mailbox.put(address(step=5 + STEPS_AHEAD), array())
     assert mailbox.put(address(step=0, evaluation=True), array()), "counts apart"
+    assert mailbox.put(address(step=10**6, evaluation=True), array()), "of a long run"
+
+
+def test_it_keeps_no_more_slots_than_it_may():
+    mailbox = Mailbox(most_slots=2)
+    for microbatch in range(5):
+        assert mailbox.put(address(microbatch=microbatch), array()) == (microbatch < 2)
+    assert mailbox.put(address(microbatch=1, tensor=1), array())
 
 
 def test_advancing_frees_what_was_left_and_keeps_what_is_to_come():

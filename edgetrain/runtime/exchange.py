@@ -15,6 +15,7 @@ from edgetrain.runtime.estimators.base import Arrays, Tick
 from edgetrain.runtime.hop_clock import HopClock
 from edgetrain.runtime.mailbox import Mailbox, Slot
 from edgetrain.runtime.outbox import Outbox
+from edgetrain.runtime.parameters import RUN_AHEAD
 from edgetrain.tensors import TensorSpec
 from edgetrain.wire.frame import Address, Kind
 from edgetrain.wire.messages import Command, Deploy
@@ -24,6 +25,8 @@ from edgetrain.wire.topics import COORDINATOR
 log = logging.getLogger(__name__)
 
 ROOM_POLL_S: Final = 0.005
+_KINDS: Final = 3  # that are kept for a microbatch: activations, cotangents, labels
+_EVALUATION_SLOTS: Final = 1024  # far more than the coordinator has under way
 
 Array = npt.NDArray[Any]
 
@@ -64,7 +67,7 @@ class Exchange:
         self._manifest = manifest
         self._outbox = outbox
         self._obey = obey
-        self._mailbox = Mailbox()
+        self._mailbox = Mailbox(_most_slots(deploy))
         sent = {spec.name: spec for spec in manifest.sends}
         self._arriving: Mapping[Kind, tuple[TensorSpec, ...]] = {
             Kind.ACTIVATION: (*manifest.receives, *manifest.rays.received),
@@ -200,3 +203,8 @@ class Exchange:
         if message.dtype != spec.dtype:
             raise WireError(f"{address}: {message.dtype}, not {spec.dtype}")
         return message.array(spec.shape)
+
+
+def _most_slots(deploy: Deploy) -> int:
+    """What neighbours can send before this stage's update lets the run go on."""
+    return _EVALUATION_SLOTS + _KINDS * (RUN_AHEAD + 2) * deploy.microbatches

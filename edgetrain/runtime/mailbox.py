@@ -9,6 +9,7 @@ import numpy.typing as npt
 from edgetrain.wire.frame import Address, Kind
 
 STEPS_AHEAD: Final = 64
+SLOTS: Final = 1024
 
 
 class Slot(NamedTuple):
@@ -24,10 +25,13 @@ class Mailbox:
     """Keeps what comes early and drops what comes late or twice.
 
     Putting never waits, so a full pipeline cannot stop the message loop. What bounds the
-    memory is the schedule, and that steps far ahead of the present one are refused.
+    memory is the schedule; whatever else comes, `most_slots` are kept, and no training step
+    far ahead of the present one. Evaluations are numbered through the run, so the first one
+    under a new plan may bear any number.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_slots: int = SLOTS) -> None:
+        self._most_slots = most_slots
         self._slots: dict[Slot, dict[int, npt.NDArray[Any]]] = {}
         self._present = {False: 0, True: 0}
         self._taken: set[Slot] = set()
@@ -37,7 +41,9 @@ class Mailbox:
         a = address
         slot = Slot(a.kind, a.evaluation, a.step, a.microbatch)
         present = self._present[a.evaluation]
-        if slot in self._taken or not present <= a.step < present + STEPS_AHEAD:
+        early = a.step >= present + STEPS_AHEAD and not a.evaluation
+        full = slot not in self._slots and len(self._slots) >= self._most_slots
+        if slot in self._taken or a.step < present or early or full:
             return False
         return self._slots.setdefault(slot, {}).setdefault(a.tensor, array) is array
 
