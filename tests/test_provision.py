@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from readme import commands, section
 
 from coordinator.cli import main
 from coordinator.private_files import locked, write_file
@@ -202,6 +204,15 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     assert content(tmp_path) == {"a": b"two"}
     with pytest.raises(ConfigError, match="cannot be written"):
         write_file(tmp_path / "none" / "a", b"x")
+
+
+def test_the_commands_of_the_page_work(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for line in commands(section("## Change a fleet", "docs/security.md")):
+        assert main(shlex.split(line)[1:]) == 0
+    capsys.readouterr()
+    assert set(read_state(tmp_path / "fleet").devices) == {"pi", "npu"}
+    assert len(revoked(tmp_path / "fleet")) == 1
 
 
 def test_the_commands(tmp_path, capsys):

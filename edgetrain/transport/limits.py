@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import socket
 import statistics
 import threading
 import time
@@ -25,7 +26,8 @@ from edgetrain.transport.link import MqttSettings
 from edgetrain.transport.paho_client import send_at_once
 from edgetrain.transport.tls import client_context
 
-_ROUNDS: Final = 15
+_QUICKACK: Final[int | None] = getattr(socket, "TCP_QUICKACK", None)  # Linux only
+_ROUNDS: Final = 7
 _BURST: Final = 3
 
 
@@ -110,8 +112,9 @@ class _Visit:
         """Seconds that a burst takes to come back.
 
         A broker that does not send at once holds the second packet back until we
-        acknowledge the first, and we have no reason to hurry: nothing goes back at QoS 0.
+        acknowledge the first, and that we put off: nothing goes back at QoS 0.
         """
+        _acknowledge_late(self._client.socket())
         start_s = time.perf_counter()
         for _ in range(_BURST):
             self._client.publish(topic, b"edgetrain doctor", qos=0)
@@ -142,3 +145,9 @@ class _Visit:
                 if isinstance(value, int):
                     self._stated[key] = value
         self._connected.set()
+
+
+def _acknowledge_late(sock: object) -> None:
+    """Linux acknowledges at once while it takes a connection for a one-way one."""
+    if _QUICKACK is not None and isinstance(sock, socket.socket):
+        sock.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 0)
