@@ -267,8 +267,9 @@ def _write_state(folder: Path, state: State, now: datetime) -> None:
     """
     write_file(folder / STATE_FILE, msgspec.json.encode(state), SECRET_MODE)
     revoked = {int(entry.serial, 16): entry.at for entry in state.revoked}
-    crl = revocation_list(_read_authority(folder), revoked, now)
-    write_file(folder / "broker" / "revoked.crl", crl)
+    path = folder / "broker" / "revoked.crl"
+    previous = read_file(path) if path.exists() else None
+    write_file(path, revocation_list(_read_authority(folder), revoked, now, previous))
     rules = texts.access_list(state.namespace, state.devices)
     write_file(folder / "broker" / "acl", rules.encode(), SECRET_MODE)
 

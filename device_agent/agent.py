@@ -31,7 +31,7 @@ from edgetrain.runtime.stage_worker import BatchSource, StageWorker, Surrounding
 from edgetrain.samples import BatchOrder
 from edgetrain.schedules.table import SCHEDULES
 from edgetrain.transport.base import Inbound, Transport
-from edgetrain.wire.frame import Kind, parse
+from edgetrain.wire.frame import Frame, Kind, parse
 from edgetrain.wire.hello import Hello
 from edgetrain.wire.messages import (
     Command,
@@ -63,11 +63,7 @@ class StageKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Equipment:
-    """What an agent works with.
-
-    Attributes:
-        open_command: takes the signature off a command, if it has to have one.
-    """
+    """What an agent works with; `open_command` takes off and checks a signature."""
 
     hello: Hello
     engine: Engine
@@ -123,7 +119,7 @@ class Agent:
                 data = self._equipment.open_command(inbound.payload)
                 self._command(inbound.source, decode_command(data))
             else:
-                frame = parse(inbound.payload, max_body_bytes=self._max_payload_bytes)
+                frame = _frame(inbound, self._max_payload_bytes)
                 message = self._reassembler(inbound.source).feed(frame)
                 if message is not None:
                     self._sort(message)
@@ -291,3 +287,10 @@ class Agent:
             self._transport.send(COORDINATOR, Channel.CONTROL, encode(report))
         except TransportError as error:
             log.warning("not reported to the coordinator: %s", error)
+
+
+def _frame(inbound: Inbound, max_body_bytes: int) -> Frame:
+    frame = parse(inbound.payload, max_body_bytes=max_body_bytes)
+    if frame.address.kind is Kind.BUNDLE and inbound.source != COORDINATOR:
+        raise WireError("only the coordinator sends bundles")
+    return frame

@@ -50,8 +50,12 @@ def content(folder: Path) -> dict[str, bytes]:
     }
 
 
+def crl_of(folder: Path) -> x509.CertificateRevocationList:
+    return x509.load_pem_x509_crl((folder / "broker" / "revoked.crl").read_bytes())
+
+
 def revoked(folder: Path) -> set[int]:
-    crl = x509.load_pem_x509_crl((folder / "broker" / "revoked.crl").read_bytes())
+    crl = crl_of(folder)
     assert crl.is_signature_valid(certificate(folder / "ca" / "ca.crt").public_key())
     return {entry.serial_number for entry in crl}
 
@@ -134,6 +138,15 @@ def test_an_added_device_gets_in_and_a_revoked_one_out(folder):
     revoke_device(folder, "pi", later)
     assert revoked(folder) == {serial, again}
     assert set(read_state(folder).devices) == {"npu", "late"}
+
+
+def test_of_two_lists_made_at_once_the_second_is_the_later(folder):
+    """A broker keeps both, and goes by their dates."""
+    dates = [crl_of(folder).last_update_utc]
+    for name in ("pi", "npu"):
+        revoke_device(folder, name, NOW)
+        dates.append(crl_of(folder).last_update_utc)
+    assert dates[0] < dates[1] < dates[2] < NOW
 
 
 def test_an_authority_that_is_there_is_kept(folder):

@@ -224,12 +224,15 @@ def test_a_device_cannot_give_commands(fleet, caplog):
         session = found._hellos["pi"].session
         stolen = found._signer.sign(encode(Release(1, 0, "now")), "pi", session)
         other.send("pi", Channel.CONTROL, stolen)
+        for frame in frames(Address(Kind.BUNDLE, 7, 0, 0), b"evil", chunk_bytes=1000):
+            other.send("pi", Channel.DATA, bytes(frame))
         other.close()
         found.command("pi", stage(b"mark", sha256(b"mark")))
         send_bundle(found, "pi", b"mark")
         assert refused(found).run == 7
         found.close()
     assert "only the coordinator gives commands" in caplog.text
+    assert "only the coordinator sends bundles" in caplog.text
 
 
 def test_a_bundle_altered_on_the_way_is_refused(fleet):
