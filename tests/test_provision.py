@@ -193,8 +193,11 @@ def test_wrong_requests_say_what_is_wrong(request_of, words):
 def test_what_is_no_fleet_is_left_alone(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat").write_text("meow")
-    with pytest.raises(ConfigError, match="is there already"):
-        init_fleet(tmp_path / "photos", REQUEST, NOW)
+    for replace in (False, True):
+        request = Request(("h",), replace=replace)
+        for place in ("photos", "photos/cat"):
+            with pytest.raises(ConfigError, match="is there already, and is no fleet's"):
+                init_fleet(tmp_path / place, request, NOW)
     for change in (add_device, revoke_device):
         with pytest.raises(ConfigError, match=r"fleet\.json: cannot be read"):
             change(tmp_path / "photos", "pi", NOW)
@@ -203,6 +206,14 @@ def test_what_is_no_fleet_is_left_alone(tmp_path):
     assert content(tmp_path) == {"photos/cat": b"meow"}
     (tmp_path / "empty").mkdir()
     init_fleet(tmp_path / "empty", REQUEST, NOW)
+
+
+def test_an_authority_that_others_can_read_signs_no_more(folder):
+    (folder / "ca" / "ca.key").chmod(0o644)
+    before = content(folder)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        add_device(folder, "late", NOW)
+    assert content(folder) == before
 
 
 def test_only_one_at_a_time_changes_a_fleet(folder):
