@@ -77,24 +77,33 @@ def issue_broker(
 
 
 def revocation_list(
-    authority: Credentials, revoked: Mapping[int, datetime], now: datetime
+    authority: Credentials,
+    revoked: Mapping[int, datetime],
+    now: datetime,
+    previous: bytes | None = None,
 ) -> bytes:
     """The list of serial numbers that no longer count, as PEM.
 
-    It holds as long as an authority does: a list that ran out would shut everyone out.
+    It holds as long as an authority does: a list that ran out would shut everyone out. It
+    is dated after the previous one, by a second at least: a broker that reads it beside
+    that one goes by the later.
     """
+    date = now - _SKEW
+    if previous is not None:
+        last = x509.load_pem_x509_crl(previous).last_update_utc
+        date = max(date, last + timedelta(seconds=1))
     certificate = x509.load_pem_x509_certificate(authority.certificate)
     builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(certificate.subject)
-        .last_update(now - _SKEW)
+        .last_update(date)
         .next_update(now + timedelta(days=AUTHORITY_DAYS))
         .add_extension(_issuer_identifier(certificate), critical=False)
-        .add_extension(x509.CRLNumber(int(now.timestamp())), critical=False)
+        .add_extension(x509.CRLNumber(int(date.timestamp())), critical=False)
     )
-    for serial, date in revoked.items():
+    for serial, revoked_at in revoked.items():
         entry = x509.RevokedCertificateBuilder().serial_number(serial)
-        builder = builder.add_revoked_certificate(entry.revocation_date(date).build())
+        builder = builder.add_revoked_certificate(entry.revocation_date(revoked_at).build())
     return builder.sign(_private_key(authority), hashes.SHA256()).public_bytes(Encoding.PEM)
 
 

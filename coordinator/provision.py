@@ -39,6 +39,7 @@ from coordinator.private_files import (
 )
 from edgetrain.errors import ConfigError
 from edgetrain.settings import check_device_name, check_distinct, nearest, require
+from edgetrain.transport.tls import check_private
 from edgetrain.wire.signature import make_key
 from edgetrain.wire.topics import COORDINATOR, NAMESPACE
 
@@ -118,12 +119,7 @@ def init_fleet(folder: Path, request: Request, now: datetime) -> State:
         ConfigError: it is there already, or cannot be made.
     """
     folder = Path(os.path.abspath(folder))  # noqa: PTH100  resolve() would follow links
-    if folder.exists() and not request.replace and any(folder.iterdir()):
-        raise ConfigError(
-            f"{folder} is there already: to make a new authority, which puts out every"
-            " certificate of the old one, say --replace; to add a device, `edgetrain fleet"
-            " add`"
-        )
+    _check_free(folder, replace=request.replace)
     mark = secrets.token_hex(4)
     draft = folder.with_name(f".{folder.name}.{mark}")
     make_folder(draft)
@@ -192,6 +188,20 @@ def read_state(folder: Path) -> State:
         return msgspec.json.decode(read_file(path), type=State)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: not what `edgetrain fleet` wrote: {error}") from error
+
+
+def _check_free(folder: Path, *, replace: bool) -> None:
+    """Refuse a place that holds something, unless it is a fleet that is to go aside."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not (folder / STATE_FILE).is_file():
+        raise ConfigError(f"{folder} is there already, and is no fleet's: name another")
+    if not replace:
+        raise ConfigError(
+            f"{folder} is there already: to make a new authority, which puts out every"
+            " certificate of the old one, say --replace; to add a device, `edgetrain fleet"
+            " add`"
+        )
 
 
 def _check_name(place: str, name: str) -> None:
@@ -267,13 +277,15 @@ def _write_state(folder: Path, state: State, now: datetime) -> None:
     """
     write_file(folder / STATE_FILE, msgspec.json.encode(state), SECRET_MODE)
     revoked = {int(entry.serial, 16): entry.at for entry in state.revoked}
-    crl = revocation_list(_read_authority(folder), revoked, now)
-    write_file(folder / "broker" / "revoked.crl", crl)
+    path = folder / "broker" / "revoked.crl"
+    previous = read_file(path) if path.exists() else None
+    write_file(path, revocation_list(_read_authority(folder), revoked, now, previous))
     rules = texts.access_list(state.namespace, state.devices)
     write_file(folder / "broker" / "acl", rules.encode(), SECRET_MODE)
 
 
 def _read_authority(folder: Path) -> Credentials:
+    check_private(folder / "ca" / "ca.key")
     return Credentials(
         read_file(folder / "ca" / "ca.crt"), read_file(folder / "ca" / "ca.key")
     )

@@ -63,11 +63,7 @@ class StageKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Equipment:
-    """What an agent works with.
-
-    Attributes:
-        open_command: takes the signature off a command, if it has to have one.
-    """
+    """What an agent works with; `open_command` takes off and checks a signature."""
 
     hello: Hello
     engine: Engine

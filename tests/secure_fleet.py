@@ -77,7 +77,8 @@ def mosquitto(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     """Mosquitto on a fleet's own configuration."""
     conf = folder / "broker" / "mosquitto.conf"
     if os.geteuid() == 0:  # else it drops to a user who cannot read the folder
-        conf.write_text(f"user root\n{conf.read_text()}")
+        text = conf.read_text().removeprefix("user root\n")
+        conf.write_text(f"user root\n{text}")
     with (folder / "mosquitto.log").open("ab") as log:
         process = subprocess.Popen(  # noqa: S603
             ["mosquitto", "-c", conf],  # noqa: S607

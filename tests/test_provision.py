@@ -50,8 +50,12 @@ def content(folder: Path) -> dict[str, bytes]:
     }
 
 
+def crl_of(folder: Path) -> x509.CertificateRevocationList:
+    return x509.load_pem_x509_crl((folder / "broker" / "revoked.crl").read_bytes())
+
+
 def revoked(folder: Path) -> set[int]:
-    crl = x509.load_pem_x509_crl((folder / "broker" / "revoked.crl").read_bytes())
+    crl = crl_of(folder)
     assert crl.is_signature_valid(certificate(folder / "ca" / "ca.crt").public_key())
     return {entry.serial_number for entry in crl}
 
@@ -136,6 +140,15 @@ def test_an_added_device_gets_in_and_a_revoked_one_out(folder):
     assert set(read_state(folder).devices) == {"npu", "late"}
 
 
+def test_of_two_lists_made_at_once_the_second_is_the_later(folder):
+    """A broker keeps both, and goes by their dates."""
+    dates = [crl_of(folder).last_update_utc]
+    for name in ("pi", "npu"):
+        revoke_device(folder, name, NOW)
+        dates.append(crl_of(folder).last_update_utc)
+    assert dates[0] < dates[1] < dates[2] < NOW
+
+
 def test_an_authority_that_is_there_is_kept(folder):
     before = content(folder)
     with pytest.raises(ConfigError, match="--replace"):
@@ -180,8 +193,11 @@ def test_wrong_requests_say_what_is_wrong(request_of, words):
 def test_what_is_no_fleet_is_left_alone(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat").write_text("meow")
-    with pytest.raises(ConfigError, match="is there already"):
-        init_fleet(tmp_path / "photos", REQUEST, NOW)
+    for replace in (False, True):
+        request = Request(("h",), replace=replace)
+        for place in ("photos", "photos/cat"):
+            with pytest.raises(ConfigError, match="is there already, and is no fleet's"):
+                init_fleet(tmp_path / place, request, NOW)
     for change in (add_device, revoke_device):
         with pytest.raises(ConfigError, match=r"fleet\.json: cannot be read"):
             change(tmp_path / "photos", "pi", NOW)
@@ -190,6 +206,14 @@ def test_what_is_no_fleet_is_left_alone(tmp_path):
     assert content(tmp_path) == {"photos/cat": b"meow"}
     (tmp_path / "empty").mkdir()
     init_fleet(tmp_path / "empty", REQUEST, NOW)
+
+
+def test_an_authority_that_others_can_read_signs_no_more(folder):
+    (folder / "ca" / "ca.key").chmod(0o644)
+    before = content(folder)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        add_device(folder, "late", NOW)
+    assert content(folder) == before
 
 
 def test_only_one_at_a_time_changes_a_fleet(folder):

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 import pytest
 import tomli_w
-from secure_fleet import WAIT_S, SecureFleet, secure_fleet
+from secure_fleet import WAIT_S, SecureFleet, mosquitto, secure_fleet
 from small_task import blobs, run_table, two_layers
 
 from coordinator.cli import main
@@ -224,12 +224,15 @@ def test_a_device_cannot_give_commands(fleet, caplog):
         session = found._hellos["pi"].session
         stolen = found._signer.sign(encode(Release(1, 0, "now")), "pi", session)
         other.send("pi", Channel.CONTROL, stolen)
+        for frame in frames(Address(Kind.BUNDLE, 7, 0, 0), b"evil", chunk_bytes=1000):
+            other.send("pi", Channel.DATA, bytes(frame))
         other.close()
         found.command("pi", stage(b"mark", sha256(b"mark")))
         send_bundle(found, "pi", b"mark")
         assert refused(found).run == 7
         found.close()
     assert "only the coordinator gives commands" in caplog.text
+    assert "only the coordinator sends bundles" in caplog.text
 
 
 def test_a_bundle_altered_on_the_way_is_refused(fleet):
@@ -252,6 +255,26 @@ def test_without_its_key_the_coordinator_says_what_is_missing(fleet):
             with pytest.raises(DeviceError, match=r"'pi': takes only .* signing_key_file"):
                 found.command("pi", Release(1, 0, "done"))
             found.close()
+
+
+def test_simulated_devices_join_a_broker_under_tls_with_its_authority(fleet, task, capsys):
+    """They have no certificates, so this broker has to do without."""
+    fleet.process.terminate()
+    fleet.process.wait(WAIT_S)
+    conf = fleet.folder / "broker" / "mosquitto.conf"
+    text = conf.read_text().replace("require_certificate true", "")
+    text = text.replace("use_identity_as_username true", "").replace("acl_file", "#")
+    conf.write_text(text.replace("allow_anonymous false", "allow_anonymous true"))
+    with mosquitto(fleet.folder, fleet.port):
+        given = (
+            f"fleet.broker={fleet.url}",
+            f"fleet.ca_file={fleet.files('pi').ca_file}",
+            "fleet.simulate=[{name='a'}, {name='b'}]",
+        )
+        out = ("--out", str(task / "out"))
+        options = [word for text in given for word in ("--set", text)]
+        assert main(["train", str(task / "run.toml"), *options, *out, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["accuracy"] > 0.9
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -43,6 +44,13 @@ def test_a_key_that_others_can_reach_is_refused(files, mode):
     files.key_file.chmod(mode)
     with pytest.raises(ConfigError, match=f"{mode:04o}.*chmod 600"):
         client_context(files)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of root's")
+def test_a_key_that_root_hands_to_a_group_will_do(files):
+    """As systemd's LoadCredential does."""
+    files.key_file.chmod(0o440)
+    client_context(files)
 
 
 def test_files_that_will_not_do_are_named(files, tmp_path):
