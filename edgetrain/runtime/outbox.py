@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 from edgetrain.errors import TransportError, WireError
 from edgetrain.transport.base import Transport
-from edgetrain.wire.frame import Address, frames, wire_bytes
+from edgetrain.wire.frame import Address, Encoded, frames, wire_bytes
 from edgetrain.wire.reassembly import Message
 from edgetrain.wire.topics import Channel
 
 log = logging.getLogger(__name__)
 
-Body = npt.NDArray[Any] | bytes
+Body = npt.NDArray[Any] | Encoded | bytes
 Item = tuple[str, Address, Body, int]
 
 
@@ -75,5 +75,8 @@ class Outbox:
 def _direct(address: Address, body: Body) -> Message:
     if isinstance(body, bytes):
         return Message(address, "", memoryview(body))
+    if isinstance(body, Encoded):
+        view = body.body.data.toreadonly()
+        return Message(address, body.dtype, view, body.codec)
     flat = np.ascontiguousarray(body).reshape(-1).view(np.uint8)
     return Message(address, body.dtype.name, flat.data.toreadonly())

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -18,11 +18,26 @@ import numpy.typing as npt
 
 from edgetrain.errors import ChecksumError, FrameTooLargeError, WireError
 
-Body = npt.NDArray[Any] | bytes | bytearray | memoryview
+
+class Encoded(NamedTuple):
+    """A tensor in another form than its own: of which type it was, the codec, the bytes."""
+
+    dtype: str
+    codec: int
+    body: npt.NDArray[np.uint8]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the bytes."""
+        return self.body.nbytes
+
+
+Body = npt.NDArray[Any] | Encoded | bytes | bytearray | memoryview
 
 MAGIC: Final = b"EDGT"
 VERSION: Final = 1
-RAW: Final = 0  # the only codec yet
+RAW: Final = 0  # of the codecs; a code, once given, keeps its meaning
+LAST_CODEC: Final = 6  # see `edgetrain.wire.codec`
 
 # magic, version, kind, flags, run, epoch, stage, tensor, step, microbatch, dtype, codec,
 # reserved, chunk, chunks, total bytes, offset, body bytes; then the checksum.
@@ -104,6 +119,7 @@ class Frame:
         dtype: numpy's name of the tensor's type; empty for plain bytes.
         total_bytes, offset: size of the whole body, and where this piece goes in it.
         body: a view into the bytes it was parsed from.
+        codec: what the tensor's body is written in.
     """
 
     address: Address
@@ -113,6 +129,7 @@ class Frame:
     total_bytes: int
     offset: int
     body: memoryview
+    codec: int = RAW
 
 
 def frames(address: Address, body: Body, *, chunk_bytes: int) -> Iterator[bytearray]:
@@ -123,21 +140,21 @@ def frames(address: Address, body: Body, *, chunk_bytes: int) -> Iterator[bytear
 
     Args:
         address: what it is.
-        body: an array of any shape and layout, or bytes. The shape does not travel: both
-            ends know it from the manifest.
+        body: an array of any shape and layout, encoded or not, or bytes. The shape does
+            not travel: both ends know it from the manifest.
         chunk_bytes: upper bound of a piece, in bytes.
 
     Raises:
         WireError: the array's type has no code, or a field of the address has no room.
     """
-    code, data = _flatten(body)
+    types, data = _flatten(body)
     chunks = _chunks(len(data), chunk_bytes)
     size = -(-len(data) // chunks)
     for chunk in range(chunks):
         piece = data[chunk * size : (chunk + 1) * size]
         frame = bytearray(HEADER_BYTES + len(piece))
         memoryview(frame)[HEADER_BYTES:] = piece
-        _write_header(frame, address, code, (chunk, chunks, len(data), chunk * size))
+        _write_header(frame, address, types, (chunk, chunks, len(data), chunk * size))
         yield frame
 
 
@@ -155,7 +172,7 @@ def parse(data: bytes | bytearray | memoryview, *, max_body_bytes: int) -> Frame
      reserved, *place) = _FIELDS.unpack_from(view)  # fmt: skip
     if kind not in _KINDS or dtype not in _NAMES:
         raise WireError(f"frame of unknown kind {kind} or type {dtype}")
-    if flags & ~_EVALUATION or codec != RAW or reserved:
+    if flags & ~_EVALUATION or codec > (LAST_CODEC if dtype else RAW) or reserved:
         raise WireError(f"frame with unknown flags {flags:#x} or codec {codec}")
     chunk, chunks, total_bytes, offset, _ = place
     if not _tiles(*place):
@@ -165,7 +182,7 @@ def parse(data: bytes | bytearray | memoryview, *, max_body_bytes: int) -> Frame
         )
     which = (run, epoch, stage, step, microbatch, tensor)
     address = Address(_KINDS[kind], *which, evaluation=flags == _EVALUATION)
-    return Frame(address, _NAMES[dtype], chunk, chunks, total_bytes, offset, body)
+    return Frame(address, _NAMES[dtype], chunk, chunks, total_bytes, offset, body, codec)
 
 
 def wire_bytes(nbytes: int, chunk_bytes: int) -> int:
@@ -210,17 +227,22 @@ def _tiles(chunk: int, chunks: int, total_bytes: int, offset: int, body_bytes: i
     )
 
 
-def _flatten(body: Body) -> tuple[int, memoryview]:
-    """Type code and bytes, copying only what is not contiguous or not little-endian."""
+def _flatten(body: Body) -> tuple[tuple[int, int], memoryview]:
+    """Type and codec, and bytes; copies only what is not contiguous or little-endian."""
+    if isinstance(body, Encoded):
+        return (_CODES[dtype_of(body.dtype).name], body.codec), body.body.data
     if not isinstance(body, np.ndarray):
-        return 0, memoryview(body).cast("B")
+        return (0, RAW), memoryview(body).cast("B")
     dtype = dtype_of(body.dtype.name)
     flat = np.ascontiguousarray(body, dtype).reshape(-1)
-    return _CODES[dtype.name], flat.view(np.uint8).data
+    return (_CODES[dtype.name], RAW), flat.view(np.uint8).data
 
 
 def _write_header(
-    frame: bytearray, address: Address, dtype: int, place: tuple[int, int, int, int]
+    frame: bytearray,
+    address: Address,
+    types: tuple[int, int],
+    place: tuple[int, int, int, int],
 ) -> None:
     a = address
     flags = _EVALUATION if a.evaluation else 0
@@ -228,7 +250,7 @@ def _write_header(
     try:
         _FIELDS.pack_into(
             frame, 0, MAGIC, VERSION, a.kind, flags, a.run, a.epoch, a.stage, a.tensor,
-            a.step, a.microbatch, dtype, RAW, 0, *place, body_bytes,
+            a.step, a.microbatch, *types, 0, *place, body_bytes,
         )  # fmt: skip
     except struct.error as error:
         raise WireError(f"{address} does not fit a frame's header: {error}") from error

@@ -1,0 +1,202 @@
+"""Only some entries of a tensor: those that are not zero, or the largest.
+
+Which ones is told by a bit for each entry of the tensor or by a number for each that is
+sent, whichever is shorter.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edgetrain.errors import WireError
+from edgetrain.tensors import TensorSpec
+from edgetrain.wire.codec_rows import INT8_LEVELS, quantise
+from edgetrain.wire.dither import Dither
+
+Bytes = npt.NDArray[np.uint8]
+Array = npt.NDArray[Any]
+
+_COUNT_BYTES: Final = 4
+_SCALE_BYTES: Final = 4
+_SMALL: Final = 1 << 16  # tensors of fewer entries number them in two bytes
+_PAYS: Final = 0.95  # of the plain bytes; beyond, sparse is not worth its time
+_MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
+
+
+def encode_sparse(array: Array) -> Bytes | None:
+    """A bit for each entry, then those that are not zero, in order; None: no shorter.
+
+    Error: none. What is left out has no bit set, so -0.0 and NaN come back as they were.
+    """
+    flat = np.ascontiguousarray(array).reshape(-1)
+    kept = flat.view(f"u{flat.itemsize}") != 0
+    count = int(np.count_nonzero(kept))
+    nbytes = (flat.size + 7) // 8 + count * flat.itemsize
+    if nbytes > _PAYS * flat.nbytes:
+        return None
+    values = np.compress(kept, flat)
+    values = values.astype(flat.dtype.newbyteorder("<"), copy=False)
+    return np.concatenate([np.packbits(kept), values.view(np.uint8)])
+
+
+def decode_sparse(body: memoryview, tensor: TensorSpec) -> Array:
+    """The inverse.
+
+    Raises:
+        WireError: bits and values do not fit each other and the tensor.
+    """
+    flat = np.frombuffer(body, np.uint8)
+    bitmap_bytes = (tensor.elements + 7) // 8
+    places = _unpacked(flat[:bitmap_bytes], tensor)
+    dtype = np.dtype(tensor.dtype)
+    if flat.size != bitmap_bytes + places.size * dtype.itemsize:
+        raise WireError(f"{flat.size} B are no {tensor} with {places.size} entries")
+    values = flat[bitmap_bytes:].view(dtype.newbyteorder("<"))
+    out = np.zeros(tensor.elements, dtype)
+    out[places] = values
+    return out.reshape(tensor.shape)
+
+
+def topk_bytes(tensor: TensorSpec, share: float) -> int:
+    """Greatest length of a body with values of float32."""
+    count = _count(tensor.elements, share)
+    return _COUNT_BYTES + _place_bytes(tensor.elements, count) + 4 * count
+
+
+def topk8_bytes(tensor: TensorSpec, share: float) -> int:
+    """Greatest length of a body with values of int8."""
+    count = _count(tensor.elements, share)
+    return _COUNT_BYTES + _place_bytes(tensor.elements, count) + _SCALE_BYTES + count
+
+
+def encode_topk(array: Array, share: float) -> Bytes:
+    """The largest magnitudes, ceil(share * n) of n, as float32; of equal ones the first.
+
+    Error: what is sent is exact (for float32), the rest comes back as 0. So with k sent of
+    n, |x - x'|^2 <= (1 - k / n) |x|^2, and no element is off by more than the k-th largest
+    magnitude. NaN counts as larger than all.
+
+    Source: Stich et al., Sparsified SGD with Memory, NeurIPS 2018.
+    """
+    flat, places = _largest(array, share)
+    values = flat[places].astype("<f4", copy=False).view(np.uint8)
+    return np.concatenate([_placed(flat.size, places), values])
+
+
+def encode_topk8(array: Array, share: float, dither: Dither) -> Bytes:
+    """As `encode_topk`, with the values as one row of int8 (see `encode_int8`).
+
+    Error: as there for the rest, and of what is sent s = largest magnitude / 127.
+    """
+    flat, places = _largest(array, share)
+    scales, integers = quantise(flat[places], INT8_LEVELS, dither)
+    scale = (scales if scales.size else np.zeros(1)).astype("<f4").view(np.uint8)
+    values = integers.reshape(-1).view(np.uint8)
+    return np.concatenate([_placed(flat.size, places), scale, values])
+
+
+def decode_topk(body: memoryview, tensor: TensorSpec) -> Array:
+    """The inverse.
+
+    Raises:
+        WireError: the body contradicts itself or the tensor.
+    """
+    places, rest = _read_places(body, tensor, head_bytes=0, value_bytes=4)
+    return _spread(rest.view("<f4"), places, tensor)
+
+
+def decode_topk8(body: memoryview, tensor: TensorSpec) -> Array:
+    """The inverse.
+
+    Raises:
+        WireError: the body contradicts itself or the tensor.
+    """
+    places, rest = _read_places(body, tensor, head_bytes=_SCALE_BYTES, value_bytes=1)
+    scale = rest[:_SCALE_BYTES].view("<f4")
+    values = rest[_SCALE_BYTES:].view(np.int8).astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):  # of a scale that was made up
+        values *= scale
+    return _spread(values, places, tensor)
+
+
+def _count(elements: int, share: float) -> int:
+    return min(elements, math.ceil(share * elements))
+
+
+def _place_bytes(elements: int, count: int) -> int:
+    return min((elements + 7) // 8, count * _number_bytes(elements))
+
+
+def _number_bytes(elements: int) -> int:
+    return 2 if elements <= _SMALL else 4
+
+
+def _largest(array: Array, share: float) -> tuple[npt.NDArray[np.float32], Array]:
+    """The array, flat, and the places of its largest entries; zeros are never sent."""
+    with np.errstate(over="ignore"):
+        flat = np.ascontiguousarray(array, np.float32).reshape(-1)
+    sizes = flat.view(np.uint32) & _MAGNITUDE  # in the order of magnitudes, NaN last
+    count = _count(flat.size, share)
+    if not count:
+        return flat, np.zeros(0, np.int64)
+    least = np.partition(sizes, flat.size - count)[flat.size - count]
+    chosen = np.flatnonzero(sizes >= max(least, 1))
+    if chosen.size > count:
+        equal = chosen[sizes[chosen] == least]
+        surplus = equal[equal.size - (chosen.size - count) :]
+        chosen = np.setdiff1d(chosen, surplus, assume_unique=True)
+    return flat, chosen
+
+
+def _placed(elements: int, places: Array) -> Bytes:
+    count = np.array([places.size], "<u4").view(np.uint8)
+    if (elements + 7) // 8 <= places.size * _number_bytes(elements):
+        kept = np.zeros(elements, np.bool_)
+        kept[places] = True
+        return np.concatenate([count, np.packbits(kept)])
+    numbers = places.astype(f"<u{_number_bytes(elements)}").view(np.uint8)
+    return np.concatenate([count, numbers])
+
+
+def _read_places(
+    body: memoryview, tensor: TensorSpec, *, head_bytes: int, value_bytes: int
+) -> tuple[Array, Bytes]:
+    """Places, and what follows them: values with `head_bytes` before."""
+    flat = np.frombuffer(body, np.uint8)
+    elements = tensor.elements
+    count = int(flat[:_COUNT_BYTES].view("<u4")[0]) if flat.size >= _COUNT_BYTES else -1
+    place_bytes = _place_bytes(elements, count)
+    stop = _COUNT_BYTES + place_bytes
+    if not 0 <= count <= elements or flat.size != stop + head_bytes + count * value_bytes:
+        raise WireError(f"{flat.size} B are no {count} entries of {tensor}")
+    part = flat[_COUNT_BYTES:stop]
+    if (elements + 7) // 8 <= count * _number_bytes(elements):
+        places: Array = _unpacked(part, tensor)
+        if places.size != count:
+            raise WireError(f"{places.size} entries of {tensor} marked, {count} announced")
+    else:
+        places = part.view(f"<u{_number_bytes(elements)}").astype(np.int64)
+        if count and int(places.max()) >= elements:
+            raise WireError(f"entry {places.max()} of {tensor}")
+    return places, flat[stop:]
+
+
+def _unpacked(bitmap: Bytes, tensor: TensorSpec) -> Array:
+    """The places of set bits."""
+    if bitmap.size != (tensor.elements + 7) // 8:
+        raise WireError(f"{bitmap.size} B are no bits for {tensor}")
+    bits = np.unpackbits(bitmap)
+    if bits[tensor.elements :].any():
+        raise WireError(f"a bit is set beyond the end of {tensor}")
+    return np.flatnonzero(bits)
+
+
+def _spread(values: npt.NDArray[np.float32], places: Array, tensor: TensorSpec) -> Array:
+    out = np.zeros(tensor.elements, tensor.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        out[places] = values
+    return out.reshape(tensor.shape)
