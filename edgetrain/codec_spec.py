@@ -6,6 +6,10 @@ from typing import Final
 
 import msgspec
 
+from edgetrain.errors import ConfigError
+from edgetrain.settings import Section
+
+AUTO: Final = "auto"  # for the planner to choose
 RAW: Final = "raw"
 ADAPTIVE: Final = "adaptive"
 SHARED: Final = ("topk", "topk8")  # those that send a share of the entries
@@ -53,7 +57,7 @@ class CodecSpec(msgspec.Struct, frozen=True):
 
     @property
     def feedback(self) -> bool:
-        """Whether the sender keeps what it left out and adds it to the next tensor."""
+        """Whether a sender of cotangents adds what it left out to the next ones."""
         return self.name in SHARED
 
     def __str__(self) -> str:
@@ -68,5 +72,25 @@ class CutCodecs(msgspec.Struct, frozen=True):
 
     @property
     def feedback(self) -> bool:
-        """Whether a sender on either side keeps something from one tensor to the next."""
-        return self.activations.feedback or self.cotangents.feedback
+        """Whether a sender keeps something from one tensor to the next."""
+        return self.cotangents.feedback
+
+
+class CodecConfig(Section, frozen=True):
+    """``[plan] codec`` of a cut, by direction: each a codec, or ``"auto"``."""
+
+    activations: str = RAW
+    cotangents: str = RAW
+
+    def __post_init__(self) -> None:
+        for text in (self.activations, self.cotangents):
+            if text == AUTO:
+                continue
+            try:
+                CodecSpec.parse(text)
+            except ValueError as error:
+                raise ConfigError(f"[plan] {error}, nor 'auto'") from error
+
+    @property
+    def adaptive(self) -> bool:
+        return ADAPTIVE in (self.activations, self.cotangents)

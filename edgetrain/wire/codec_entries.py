@@ -14,10 +14,11 @@ import numpy.typing as npt
 
 from edgetrain.errors import WireError
 from edgetrain.tensors import TensorSpec
-from edgetrain.wire.codec_rows import INT8_LEVELS, quantise
+from edgetrain.wire.codec_rows import INT8_LEVELS, quantise, rows_of
 from edgetrain.wire.dither import Dither
 
 Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
 
 _COUNT_BYTES: Final = 4
@@ -64,27 +65,32 @@ def decode_sparse(body: memoryview, tensor: TensorSpec) -> Array:
 def topk_bytes(tensor: TensorSpec, share: float) -> int:
     """Greatest length of a body with values of float32."""
     count = _count(tensor.elements, share)
-    return _COUNT_BYTES + _place_bytes(tensor.elements, count) + 4 * count
+    return _head_bytes(tensor) + _place_bytes(tensor.elements, count) + 4 * count
 
 
 def topk8_bytes(tensor: TensorSpec, share: float) -> int:
     """Greatest length of a body with values of int8."""
     count = _count(tensor.elements, share)
-    return _COUNT_BYTES + _place_bytes(tensor.elements, count) + _SCALE_BYTES + count
+    place_bytes = _place_bytes(tensor.elements, count)
+    return _head_bytes(tensor) + place_bytes + _SCALE_BYTES + count
 
 
 def encode_topk(array: Array, share: float) -> Bytes:
     """The largest magnitudes, ceil(share * n) of n, as float32; of equal ones the first.
 
-    Error: what is sent is exact (for float32), the rest comes back as 0. So with k sent of
-    n, |x - x'|^2 <= (1 - k / n) |x|^2, and no element is off by more than the k-th largest
-    magnitude. NaN counts as larger than all.
+    In place of the others in a row (see `codec_rows`) comes back their mean: sums over a
+    row stay as they were, so what is trained on such activations does not miss what was
+    left out when it then gets all of it.
 
-    Source: Stich et al., Sparsified SGD with Memory, NeurIPS 2018.
+    Error: what is sent is exact (for float32). With k sent of n, |x - x'|^2 is at most
+    (1 - k / n) |x|^2, and no element is off by more than twice the k-th largest magnitude.
+    NaN counts as larger than all, and what is left of it makes its row NaN.
+
+    Source: Stich et al., Sparsified SGD with Memory, NeurIPS 2018; the means are ours.
     """
     flat, places = _largest(array, share)
     values = flat[places].astype("<f4", copy=False).view(np.uint8)
-    return np.concatenate([_placed(flat.size, places), values])
+    return np.concatenate([_placed(flat, places, array.shape), values])
 
 
 def encode_topk8(array: Array, share: float, dither: Dither) -> Bytes:
@@ -96,7 +102,7 @@ def encode_topk8(array: Array, share: float, dither: Dither) -> Bytes:
     scales, integers = quantise(flat[places], INT8_LEVELS, dither)
     scale = (scales if scales.size else np.zeros(1)).astype("<f4").view(np.uint8)
     values = integers.reshape(-1).view(np.uint8)
-    return np.concatenate([_placed(flat.size, places), scale, values])
+    return np.concatenate([_placed(flat, places, array.shape), scale, values])
 
 
 def decode_topk(body: memoryview, tensor: TensorSpec) -> Array:
@@ -105,8 +111,9 @@ def decode_topk(body: memoryview, tensor: TensorSpec) -> Array:
     Raises:
         WireError: the body contradicts itself or the tensor.
     """
-    places, rest = _read_places(body, tensor, head_bytes=0, value_bytes=4)
-    return _spread(rest.view("<f4"), places, tensor)
+    out, places, rest = _read_places(body, tensor, head_bytes=0, value_bytes=4)
+    out[places] = rest.view("<f4")
+    return _as_tensor(out, tensor)
 
 
 def decode_topk8(body: memoryview, tensor: TensorSpec) -> Array:
@@ -115,12 +122,13 @@ def decode_topk8(body: memoryview, tensor: TensorSpec) -> Array:
     Raises:
         WireError: the body contradicts itself or the tensor.
     """
-    places, rest = _read_places(body, tensor, head_bytes=_SCALE_BYTES, value_bytes=1)
-    scale = rest[:_SCALE_BYTES].view("<f4")
+    head_bytes = _SCALE_BYTES
+    out, places, rest = _read_places(body, tensor, head_bytes=head_bytes, value_bytes=1)
     values = rest[_SCALE_BYTES:].view(np.int8).astype(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):  # of a scale that was made up
-        values *= scale
-    return _spread(values, places, tensor)
+        values *= rest[:_SCALE_BYTES].view("<f4")
+    out[places] = values
+    return _as_tensor(out, tensor)
 
 
 def _count(elements: int, share: float) -> int:
@@ -131,20 +139,25 @@ def _place_bytes(elements: int, count: int) -> int:
     return min((elements + 7) // 8, count * _number_bytes(elements))
 
 
+def _head_bytes(tensor: TensorSpec) -> int:
+    """Of the number of entries and the rows' means."""
+    return _COUNT_BYTES + 4 * rows_of(tensor.shape)[0]
+
+
 def _number_bytes(elements: int) -> int:
     return 2 if elements <= _SMALL else 4
 
 
-def _largest(array: Array, share: float) -> tuple[npt.NDArray[np.float32], Array]:
+def _largest(array: Array, share: float) -> tuple[Floats, Array]:
     """The array, flat, and the places of its largest entries; zeros are never sent."""
     with np.errstate(over="ignore"):
         flat = np.ascontiguousarray(array, np.float32).reshape(-1)
     sizes = flat.view(np.uint32) & _MAGNITUDE  # in the order of magnitudes, NaN last
     count = _count(flat.size, share)
-    if not count:
-        return flat, np.zeros(0, np.int64)
+    if np.count_nonzero(sizes) <= count:
+        return flat, np.flatnonzero(sizes)
     least = np.partition(sizes, flat.size - count)[flat.size - count]
-    chosen = np.flatnonzero(sizes >= max(least, 1))
+    chosen = np.flatnonzero(sizes >= least)
     if chosen.size > count:
         equal = chosen[sizes[chosen] == least]
         surplus = equal[equal.size - (chosen.size - count) :]
@@ -152,28 +165,41 @@ def _largest(array: Array, share: float) -> tuple[npt.NDArray[np.float32], Array
     return flat, chosen
 
 
-def _placed(elements: int, places: Array) -> Bytes:
+def _placed(flat: Floats, places: Array, shape: tuple[int, ...]) -> Bytes:
+    """How many entries, the means of the others, and where the entries are."""
+    elements = flat.size
+    kept = np.zeros(elements, np.bool_)
+    kept[places] = True
     count = np.array([places.size], "<u4").view(np.uint8)
+    means = _means(flat, kept, shape).astype("<f4", copy=False).view(np.uint8)
     if (elements + 7) // 8 <= places.size * _number_bytes(elements):
-        kept = np.zeros(elements, np.bool_)
-        kept[places] = True
-        return np.concatenate([count, np.packbits(kept)])
+        return np.concatenate([count, means, np.packbits(kept)])
     numbers = places.astype(f"<u{_number_bytes(elements)}").view(np.uint8)
-    return np.concatenate([count, numbers])
+    return np.concatenate([count, means, numbers])
+
+
+def _means(flat: Floats, kept: Array, shape: tuple[int, ...]) -> Floats:
+    """Of what is not kept in each row; 0 where all is."""
+    rows, columns = rows_of(shape)
+    others = np.where(kept, np.float32(0), flat).reshape(rows, columns)
+    left = columns - np.count_nonzero(kept.reshape(rows, columns), axis=1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        means: Floats = others.sum(axis=1, dtype=np.float64) / np.maximum(left, 1)
+        return means.astype(np.float32)
 
 
 def _read_places(
     body: memoryview, tensor: TensorSpec, *, head_bytes: int, value_bytes: int
-) -> tuple[Array, Bytes]:
-    """Places, and what follows them: values with `head_bytes` before."""
+) -> tuple[Floats, Array, Bytes]:
+    """The means in all places, the places of entries, and their values with a head."""
     flat = np.frombuffer(body, np.uint8)
     elements = tensor.elements
     count = int(flat[:_COUNT_BYTES].view("<u4")[0]) if flat.size >= _COUNT_BYTES else -1
-    place_bytes = _place_bytes(elements, count)
-    stop = _COUNT_BYTES + place_bytes
+    start = _head_bytes(tensor)
+    stop = start + _place_bytes(elements, count)
     if not 0 <= count <= elements or flat.size != stop + head_bytes + count * value_bytes:
         raise WireError(f"{flat.size} B are no {count} entries of {tensor}")
-    part = flat[_COUNT_BYTES:stop]
+    part = flat[start:stop]
     if (elements + 7) // 8 <= count * _number_bytes(elements):
         places: Array = _unpacked(part, tensor)
         if places.size != count:
@@ -182,21 +208,20 @@ def _read_places(
         places = part.view(f"<u{_number_bytes(elements)}").astype(np.int64)
         if count and int(places.max()) >= elements:
             raise WireError(f"entry {places.max()} of {tensor}")
-    return places, flat[stop:]
+    means = flat[_COUNT_BYTES:start].view("<f4").astype(np.float32, copy=False)
+    return np.repeat(means, rows_of(tensor.shape)[1]), places, flat[stop:]
 
 
 def _unpacked(bitmap: Bytes, tensor: TensorSpec) -> Array:
     """The places of set bits."""
     if bitmap.size != (tensor.elements + 7) // 8:
         raise WireError(f"{bitmap.size} B are no bits for {tensor}")
-    bits = np.unpackbits(bitmap)
+    bits = np.unpackbits(bitmap).view(np.bool_)
     if bits[tensor.elements :].any():
         raise WireError(f"a bit is set beyond the end of {tensor}")
     return np.flatnonzero(bits)
 
 
-def _spread(values: npt.NDArray[np.float32], places: Array, tensor: TensorSpec) -> Array:
-    out = np.zeros(tensor.elements, tensor.dtype)
+def _as_tensor(values: Floats, tensor: TensorSpec) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
-        out[places] = values
-    return out.reshape(tensor.shape)
+        return values.reshape(tensor.shape).astype(tensor.dtype, copy=False)

@@ -89,6 +89,7 @@ class Kind(IntEnum):
 
 
 _KINDS: Final[Mapping[int, Kind]] = {int(kind): kind for kind in Kind}
+_ENCODED: Final = (Kind.ACTIVATION, Kind.COTANGENT)  # others always travel plainly
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,8 @@ def parse(data: bytes | bytearray | memoryview, *, max_body_bytes: int) -> Frame
      reserved, *place) = _FIELDS.unpack_from(view)  # fmt: skip
     if kind not in _KINDS or dtype not in _NAMES:
         raise WireError(f"frame of unknown kind {kind} or type {dtype}")
-    if flags & ~_EVALUATION or codec > (LAST_CODEC if dtype else RAW) or reserved:
+    most = LAST_CODEC if dtype and kind in _ENCODED else RAW
+    if flags & ~_EVALUATION or codec > most or reserved:
         raise WireError(f"frame with unknown flags {flags:#x} or codec {codec}")
     chunk, chunks, total_bytes, offset, _ = place
     if not _tiles(*place):
