@@ -46,11 +46,10 @@ from edgetrain.config import (
     DataConfig,
     FleetConfig,
     ModelConfig,
-    PinConfig,
-    PlanConfig,
     RunConfig,
 )
 from edgetrain.manifest import Mode
+from edgetrain.plan_config import PinConfig, PlanConfig
 from edgetrain.runtime.choice import choose
 from edgetrain.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from edgetrain.runtime.stage import Stage, Timing

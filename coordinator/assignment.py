@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from coordinator.gradients import Gradients
+from edgetrain.codec_spec import CutCodecs
 from edgetrain.compiler.cut import Cut
 from edgetrain.compiler.stash import Keep
 
@@ -28,6 +29,7 @@ class Assignment:
         bound_by: what sets that time, such as ``stage 2 on pi``.
         left_out: devices without a stage, and why.
         gap: by which part of its time another plan might beat it; 0: none does.
+        codecs: of each cut; empty: all plain.
     """
 
     devices: tuple[str, ...]
@@ -43,6 +45,7 @@ class Assignment:
     bound_by: str = ""
     left_out: Mapping[str, str] = field(default_factory=dict)
     gap: float = 0.0
+    codecs: tuple[CutCodecs, ...] = ()
 
     @property
     def placed(self) -> tuple[tuple[str, ...], tuple[range, ...]]:

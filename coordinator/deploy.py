@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from coordinator.fleet import Event, Fleet, Gone, Said, Undelivered
 from edgetrain.bundle import Bundle, sha256
+from edgetrain.codec_spec import CutCodecs
 from edgetrain.errors import DeviceError, FleetError, OverfullDeviceError
 from edgetrain.manifest import Manifest
 from edgetrain.optimizer_spec import OptimizerSpec
@@ -23,6 +24,8 @@ class Deployment:
         run, epoch: name the plan.
         devices: in pipeline order.
         timeout_s: for a device to load its stage and report.
+        codecs: of the cuts.
+        target_step_s: for those that are adaptive.
     """
 
     run: int
@@ -34,6 +37,8 @@ class Deployment:
     seed: int
     local: LocalData | None
     timeout_s: float
+    codecs: tuple[CutCodecs, ...] = ()
+    target_step_s: float = 0.0
 
 
 def deploy(
@@ -65,6 +70,8 @@ def deploy(
             seed=d.seed,
             chunk_bytes=DEFAULT_CHUNK_BYTES,
             local=d.local,
+            codecs=d.codecs,
+            target_step_s=d.target_step_s,
         )
         fleet.command(device, command)
         address = Address(Kind.BUNDLE, d.run, d.epoch, stage)

@@ -51,8 +51,8 @@ class Mover:
     the run then moves between two steps.
 
     Weights end as they would have without the move, to rounding, as all stages are exact;
-    runs with other stages stay where they are, since their estimators have a state of
-    their own.
+    runs with other stages, or with codecs that keep a residual, stay where they are, since
+    these have a state of their own.
 
     Args:
         course: of the run.
@@ -65,7 +65,9 @@ class Mover:
         self._deployed = deployed
         self._planned_s = _ready_s(deployed)
         modes = deployed.assignment.gradients.modes
-        self._allowed = allowed and {Mode.VJP, Mode.FROZEN}.issuperset(modes)
+        feedback = any(codecs.feedback for codecs in deployed.assignment.codecs)
+        exact = {Mode.VJP, Mode.FROZEN}.issuperset(modes)
+        self._allowed = allowed and exact and not feedback
         self._next_look = CHECK_STEPS
         self._suspect = False
         self._drafting: _Drafting | None = None

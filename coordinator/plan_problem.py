@@ -6,17 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from coordinator.cut_codecs import CodecChooser, encoded_bytes
 from coordinator.experience import Experience, subject_of
 from coordinator.job import Job, keep_of
 from coordinator.network import DeviceLink, link_of, network_of
 from coordinator.profile_cache import ProfileCache
 from coordinator.stage_costs import CostedLayer, StageCosts, optimizer_states
+from edgetrain.codec_spec import CutCodecs
 from edgetrain.compiler.cut import CutFinder
 from edgetrain.compiler.cut import Layer as CutLayer
 from edgetrain.compiler.features import layer_features
 from edgetrain.compiler.forecast import stash_forecast
-from edgetrain.config import ALL, RunConfig
+from edgetrain.config import RunConfig
 from edgetrain.errors import PlanError
+from edgetrain.plan_config import ALL
 from edgetrain.planner.problem import PLAIN, RECOMPUTE, Device, Layer, Problem
 from edgetrain.planner.timeline_case import Network
 from edgetrain.train_config import AUTO
@@ -40,6 +43,7 @@ class PlanTask:
         devices, links: that may take part.
         exact: whether all of them can give exact gradients.
         network: what messages take beside their links.
+        codecs: chooses what cuts travel in.
     """
 
     config: RunConfig
@@ -52,6 +56,7 @@ class PlanTask:
     links: Mapping[str, DeviceLink]
     exact: bool
     network: Network
+    codecs: CodecChooser
 
     def problem(self, schedule: str, microbatches: int) -> Problem:
         """The task under a schedule, with a batch in so many parts.
@@ -99,12 +104,21 @@ class PlanTask:
         layer = self.layers[index]
         states = optimizer_states(self.config.train)
         trained = (2 + states) * self.costs.trainable_elements(index)
+        crossing, inner = layer.output.crossing, index < len(self.layers) - 1
+        codecs = self._codecs(index) if inner else CutCodecs()
         return Layer(
             name=layer.output.name,
             memory_bytes=4 * (COMMITS * layer.weight_elements + trained),
-            output_bytes=scale * layer.output.nbytes,
+            output_bytes=scale * encoded_bytes(codecs.activations, crossing),
             stash_bytes=scale * self.stash_bytes[index],
+            cotangent_bytes=scale * encoded_bytes(codecs.cotangents, crossing),
+            kept_bytes=scale * layer.output.nbytes,
         )
+
+    def _codecs(self, index: int) -> CutCodecs:
+        """Of the cut after a layer, wherever it comes to be: by the slowest link."""
+        slowest = min(self.links.values())
+        return self.codecs.of(index if self.config.plan.cuts else 0, slowest, slowest)
 
     def _device(self, name: str, scale: float) -> Device:
         forward_s, backward_s = self.costs.layers(name, scale)
@@ -139,6 +153,7 @@ def task_of(
         PlanError: cuts that are asked for cannot be made.
     """
     program, trainable = job.program, job.trainable
+    network = network_of(config.fleet)
     finder = CutFinder(program, trainable)
     layers = _cut_layers(finder, config)
     stretches = [finder.nodes[layer.start : layer.stop] for layer in layers]
@@ -170,7 +185,8 @@ def task_of(
         devices=devices,
         links={name: link_of(hello, config.fleet) for name, hello in devices.items()},
         exact=all(factor == 1.0 for factor in slowdowns.values()),
-        network=network_of(config.fleet),
+        network=network,
+        codecs=CodecChooser(config.plan, network),
     )
 
 

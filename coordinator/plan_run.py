@@ -18,10 +18,11 @@ from coordinator.profile_cache import NO_CACHE, ProfileCache
 from coordinator.settle import for_fleet
 from coordinator.tables import Column, print_table
 from coordinator.written_plan import written
+from edgetrain.codec_spec import RAW
 from edgetrain.config import RunConfig
 from edgetrain.errors import ConfigError
 from edgetrain.fleet_config import EMBEDDED
-from edgetrain.plan import Plan, StagePlan
+from edgetrain.plan import HopPlan, Plan, StagePlan
 from edgetrain.planner.chrome_trace import chrome_trace
 from edgetrain.planner.timeline import Timeline
 from edgetrain.planner.timeline_text import text
@@ -113,7 +114,7 @@ def show_plan(plan: Plan) -> None:
     hops = [*plan.hops, None]
     rows = []
     for stage, hop in zip(plan.stages, hops, strict=True):
-        crossing = f"{', '.join(stage.cut)}: {bytes_text(hop.down_bytes)}" if hop else "-"
+        crossing = f"{', '.join(stage.cut)}: {hop_text(hop)}" if hop else "-"
         rows.append((*_cells(stage), crossing))
     print_table(_COLUMNS, rows)
     batch = plan.microbatches * plan.microbatch
@@ -130,6 +131,18 @@ def show_plan(plan: Plan) -> None:
         print(f"{name} gets no stage: {reason}")
     for remark in plan.remarks:
         print(f"note: {remark}")
+
+
+def hop_text(hop: HopPlan) -> str:
+    """The bytes of a hop down, and the codecs where there are any."""
+    nbytes, codecs = bytes_text(hop.down_bytes), {hop.down_codec, hop.up_codec}
+    if codecs == {RAW}:
+        return nbytes
+    if len(codecs) == 1:
+        return f"{nbytes} as {hop.down_codec}"
+    return (
+        f"{nbytes} as {hop.down_codec}, back {bytes_text(hop.up_bytes)} as {hop.up_codec}"
+    )
 
 
 def _devices(config: RunConfig, password: str | None) -> Mapping[str, Hello]:

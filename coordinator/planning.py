@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from coordinator.assignment import Assignment
+from coordinator.cut_codecs import residual_bytes
 from coordinator.gradients import Chooser
 from coordinator.job import Job, keep_of
 from coordinator.plan_problem import task_of
@@ -218,6 +219,7 @@ class Planner:
         names = placement.devices
         layers = tuple(stage.layers for stage in placement.stages)
         cuts = tuple(self._layers[stage.stop - 1].output for stage in layers[:-1])
+        codecs = self._task.codecs.of_plan(names, self._task.links)
         recompute = [stage.option == RECOMPUTE for stage in placement.stages]
         plain = keep_of(self._config)
         assignment = Assignment(
@@ -229,9 +231,13 @@ class Planner:
             blocks=tuple(self._hellos[name].block for name in names),
             schedule=problem.schedule,
             microbatches=problem.microbatches,
-            memory_bytes=tuple(stage.memory_bytes for stage in placement.stages),
+            memory_bytes=tuple(
+                stage.memory_bytes + residual_bytes(codecs, cuts, number)
+                for number, stage in enumerate(placement.stages)
+            ),
             step_s=placement.time_s,
             bound_by=placement.bound_by,
+            codecs=codecs,
         )
         return replace(assignment, step_s=self.step_s(assignment))
 

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.assignment import Assignment
+from coordinator.cut_codecs import codecs_at, decode_s, encode_s, encoded_bytes
 from coordinator.network import DeviceLink
 from coordinator.stage_costs import StageTimes
+from edgetrain.codec_spec import CutCodecs
 from edgetrain.manifest import DECOUPLED
 from edgetrain.planner.timeline import Timeline, play
 from edgetrain.planner.timeline_case import Case, DataOn, Network, TimedDevice, TimedStage
@@ -34,13 +36,18 @@ class PredictedHop:
     """What crosses a cut.
 
     Attributes:
-        down_bytes, up_bytes: of a microbatch.
+        down_bytes, up_bytes: of a microbatch, as it is encoded.
         seconds: of one microbatch, there and back, if nothing is in its way.
+        codecs: that they are in.
+        plain_down_bytes, plain_up_bytes: as they would be without.
     """
 
     down_bytes: int
     up_bytes: int
     seconds: float
+    codecs: CutCodecs
+    plain_down_bytes: int
+    plain_up_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,7 @@ def _stage(
     """The last stage's one graph goes forward and backward when its backward is due."""
     mine = times[number]
     last = number == len(times) - 1
+    encode_s, decode_s = _packing_s(hops, number)
     return TimedStage(
         assignment.devices[number],
         forward_s=0.0 if last else mine.forward_s,
@@ -112,20 +120,38 @@ def _stage(
         output_bytes=0 if last else hops[number].down_bytes,
         cotangent_bytes=hops[number - 1].up_bytes if number else 0,
         memory_bytes=assignment.memory_bytes[number],
+        encode_s=encode_s,
+        decode_s=decode_s,
     )
+
+
+def _packing_s(hops: Sequence[PredictedHop], number: int) -> tuple[float, float]:
+    """Seconds a message, on average of those that a stage sends, and that it receives."""
+    packed, unpacked = [], []
+    for hop in hops[number : number + 1]:
+        packed.append(encode_s(hop.codecs.activations, hop.plain_down_bytes))
+        unpacked.append(decode_s(hop.codecs.cotangents, hop.plain_up_bytes))
+    for hop in hops[max(number - 1, 0) : number]:
+        packed.append(encode_s(hop.codecs.cotangents, hop.plain_up_bytes))
+        unpacked.append(decode_s(hop.codecs.activations, hop.plain_down_bytes))
+    count = max(len(packed), 1)
+    return sum(packed) / count, sum(unpacked) / count
 
 
 def _hop(
     assignment: Assignment, number: int, links: Sequence[DeviceLink], around: Surrounds
 ) -> PredictedHop:
-    nbytes = assignment.cuts[number].nbytes
+    crossing, codecs = assignment.cuts[number].crossing, codecs_at(assignment, number)
     gradients = assignment.gradients
     returns = gradients.modes[number] not in DECOUPLED and gradients.returns[number + 1]
-    up_bytes = nbytes if returns else 0
+    down_bytes = encoded_bytes(codecs.activations, crossing)
+    up_bytes = encoded_bytes(codecs.cotangents, crossing) if returns else 0
+    plain_bytes = assignment.cuts[number].nbytes
+    plain_up_bytes = plain_bytes if returns else 0
     near, far = links[number], links[number + 1]
     rate = min(near.bytes_per_s, far.bytes_per_s)
     network = around.network
     way_s = network.hop_s + near.latency_s + far.latency_s
     seconds = (1 + returns) * way_s
-    seconds += (nbytes + up_bytes) * (network.hop_s_per_byte + 1 / rate)
-    return PredictedHop(nbytes, up_bytes, seconds)
+    seconds += (down_bytes + up_bytes) * (network.hop_s_per_byte + 1 / rate)
+    return PredictedHop(down_bytes, up_bytes, seconds, codecs, plain_bytes, plain_up_bytes)

@@ -185,6 +185,8 @@ class Rollout:
             seed=train.seed,
             local=supply.local,
             timeout_s=max(DEPLOY_TIMEOUT_S, self._job.config.fleet.step_timeout_s),
+            codecs=assignment.codecs,
+            target_step_s=self._job.config.plan.target_step_s or 0.0,
         )
         start_s = self._clock()
         self._engaged.update(assignment.devices)

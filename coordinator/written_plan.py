@@ -52,7 +52,14 @@ def written(
         reason=_reason(assignment),
         remarks=planner.remarks,
         hops=tuple(
-            HopPlan(hop.down_bytes, hop.up_bytes, hop.seconds) for hop in prediction.hops
+            HopPlan(
+                hop.down_bytes,
+                hop.up_bytes,
+                hop.seconds,
+                str(hop.codecs.activations),
+                str(hop.codecs.cotangents),
+            )
+            for hop in prediction.hops
         ),
         left_out=dict(assignment.left_out),
         gap=assignment.gap,

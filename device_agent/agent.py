@@ -27,6 +27,7 @@ from edgetrain.runtime.engines.base import Engine
 from edgetrain.runtime.inbox import Inbox
 from edgetrain.runtime.memory_forecast import required_bytes
 from edgetrain.runtime.outbox import Outbox
+from edgetrain.runtime.packing import residual_bytes
 from edgetrain.runtime.stage import Stage
 from edgetrain.runtime.stage_worker import BatchSource, StageWorker, Surroundings
 from edgetrain.samples import BatchOrder
@@ -215,6 +216,7 @@ class Agent:
         schedule = SCHEDULES[deploy.schedule]
         peak = schedule.stash_peak(deploy.stage, manifest.stages, deploy.microbatches)
         needed = required_bytes(manifest, deploy.optimizer, peak)
+        needed += residual_bytes(manifest, deploy.codecs)
         self._check_memory(needed)
 
         def make(version: Bundle) -> Stage:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -17,6 +17,7 @@ from edgetrain.errors import ConfigError
 from edgetrain.estimator_spec import EstimatorSpec
 from edgetrain.fleet_config import FLEET, FleetConfig, fleet_table
 from edgetrain.losses import LossOptions, check_loss
+from edgetrain.plan_config import PlanConfig
 from edgetrain.settings import (
     Section,
     choose,
@@ -25,9 +26,7 @@ from edgetrain.settings import (
     read_table,
     require,
 )
-from edgetrain.train_config import AUTO, USUAL_LR, TrainConfig
-
-ALL: Final = "all"
+from edgetrain.train_config import USUAL_LR, TrainConfig
 
 
 class ModelConfig(Section, frozen=True):
@@ -95,49 +94,6 @@ class DataConfig(Section, frozen=True):
             (self.train is None) != (self.device is None),
             "[data] needs either train = a file, or device and dataset where the samples"
             " stay on a device",
-        )
-
-
-class PinConfig(Section, frozen=True):
-    """Devices that must have the first or the last stage."""
-
-    first: str | None = None
-    last: str | None = None
-
-
-class PlanConfig(Section, frozen=True):
-    """``[plan]``.
-
-    Attributes:
-        stages: how many; ``"auto"``: as many as make the shortest step, or one more than
-            `cuts`; ``"all"``: one a device.
-        cuts: in order, each a tensor's name, or the names of all tensors that cross it.
-        pin: fixed places.
-        recompute: whether exact stages keep only what they received and run their forward
-            again in their backward: the least memory, for about one more forward a step;
-            ``"auto"``: those that would not fit otherwise.
-        replan: whether stages may move in mid-run, when devices have become slower or
-            faster and it pays; only where all stages are exact, and `cuts` is left out.
-    """
-
-    stages: int | str = AUTO
-    cuts: tuple[str | tuple[str, ...], ...] = ()
-    pin: PinConfig = PinConfig()
-    recompute: bool | Literal["auto"] = "auto"
-    replan: bool = True
-
-    def __post_init__(self) -> None:
-        if isinstance(self.stages, str):
-            require(
-                self.stages in (AUTO, ALL),
-                f"[plan] stages = {self.stages!r}: write a number, 'auto' or 'all'",
-            )
-            return
-        require(self.stages > 0, f"[plan] stages = {self.stages}: must be 1 or more")
-        require(
-            not self.cuts or len(self.cuts) == self.stages - 1,
-            f"[plan] stages = {self.stages} needs {self.stages - 1} cuts, {len(self.cuts)}"
-            " are given: leave out one of the two keys",
         )
 
 

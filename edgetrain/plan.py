@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from edgetrain.codec_spec import RAW
 from edgetrain.errors import PlanError
 
 
@@ -47,13 +48,16 @@ class HopPlan(msgspec.Struct, frozen=True):
 
     Attributes:
         down_bytes, up_bytes: of a microbatch's activations, and of the cotangents that
-            come back.
+            come back, as they are encoded; the most, where that hangs on the values.
         predicted_s: of one microbatch's tensors, there and back together.
+        down_codec, up_codec: what they are encoded in.
     """
 
     down_bytes: int
     up_bytes: int
     predicted_s: float
+    down_codec: str = RAW
+    up_codec: str = RAW
 
 
 class Plan(msgspec.Struct, frozen=True):

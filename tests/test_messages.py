@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgetrain.codec_spec import NAMES, CodecSpec
 from edgetrain.device_profile import DeviceProfile, LinkProfile
 from edgetrain.errors import WireError
 from edgetrain.wire.hello import Hello
@@ -37,6 +38,7 @@ PLAIN = {
     bytes: st.binary(max_size=8),
     bool: st.booleans(),
     type(None): st.none(),
+    CodecSpec: st.builds(CodecSpec, st.sampled_from(NAMES)),
     DeviceProfile: st.just(profile(link=LinkProfile(1e-3, 5e7))),
 }
 

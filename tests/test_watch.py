@@ -19,10 +19,9 @@ from edgetrain.config import (
     DataConfig,
     FleetConfig,
     ModelConfig,
-    PinConfig,
-    PlanConfig,
     RunConfig,
 )
+from edgetrain.plan_config import PinConfig, PlanConfig
 from edgetrain.sim.fleet import SimDevice
 from edgetrain.train_config import TrainConfig
 from edgetrain.wire.frame import Kind

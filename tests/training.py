@@ -20,7 +20,8 @@ from coordinator.run_folder import MODEL_FILE
 from coordinator.session import Outcome, Session
 from coordinator.watch import Watch
 from edgetrain.compiler.normalise import normalise
-from edgetrain.config import FleetConfig, PinConfig, PlanConfig, RunConfig
+from edgetrain.config import FleetConfig, RunConfig
+from edgetrain.plan_config import PinConfig, PlanConfig
 from edgetrain.sim.fleet import SimDevice, ThreadFleet
 from edgetrain.transport.memory import MemoryHub, MemoryTransport
 from edgetrain.wire.frame import Frame, Kind, parse

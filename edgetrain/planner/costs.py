@@ -51,7 +51,7 @@ class Costs:
         crossing = [crossing_bytes(problem, cut) for cut in range(count + 1)]
         self.down_bytes = np.array([down for down, _ in crossing])
         self.back_bytes = np.array([back for _, back in crossing])
-        received = [problem.input_bytes, *(layer.output_bytes for layer in layers)]
+        received = [problem.input_bytes, *(layer.received_bytes for layer in layers)]
         self._received_bytes = np.array(received, np.float64)
         inner = np.arange(count + 1) % count > 0
         self._sends_down = inner.astype(np.float64)

@@ -61,7 +61,7 @@ def _stage(problem: Problem, stage: PlacedStage) -> TimedStage:
         memory_bytes += stash_bytes
         stash_bytes = problem.input_bytes
         if stage.layers.start > 0:
-            stash_bytes = problem.layers[stage.layers.start - 1].output_bytes
+            stash_bytes = problem.layers[stage.layers.start - 1].received_bytes
     return TimedStage(
         stage.device,
         stage.forward_s,

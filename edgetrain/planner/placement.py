@@ -146,7 +146,7 @@ def stage_memory_bytes(problem: Problem, layers: range, peak: int, option: str) 
         return fixed_bytes + peak * stash_bytes
     received_bytes = problem.input_bytes
     if layers.start > 0:
-        received_bytes = problem.layers[layers.start - 1].output_bytes
+        received_bytes = problem.layers[layers.start - 1].received_bytes
     return fixed_bytes + peak * received_bytes + stash_bytes
 
 

@@ -28,10 +28,11 @@ class Layer:
     Attributes:
         name: for people; may be empty.
         memory_bytes: what it adds to its stage's memory, whatever is in flight.
-        output_bytes: of one microbatch's activations at the cut after it.
+        output_bytes: of one microbatch's activations at the cut after it, on the wire.
         stash_bytes: what it adds for each microbatch in flight.
         cotangent_bytes: of one microbatch's cotangents that come back over the cut after
             it; None: as many as `output_bytes`.
+        kept_bytes: of those activations in memory; None: as many as `output_bytes`.
     """
 
     name: str
@@ -39,10 +40,17 @@ class Layer:
     output_bytes: float
     stash_bytes: float = 0.0
     cotangent_bytes: float | None = None
+    kept_bytes: float | None = None
+
+    @property
+    def received_bytes(self) -> float:
+        """What the stage after it holds of a microbatch."""
+        return self.output_bytes if self.kept_bytes is None else self.kept_bytes
 
     def __post_init__(self) -> None:
         back = 0.0 if self.cotangent_bytes is None else self.cotangent_bytes
-        sizes = (self.memory_bytes, self.output_bytes, self.stash_bytes, back)
+        kept = self.received_bytes
+        sizes = (self.memory_bytes, self.output_bytes, self.stash_bytes, back, kept)
         if not all(0.0 <= size < math.inf for size in sizes):
             raise PlanError(
                 f"layer {self.name!r} has sizes {', '.join(map(str, sizes))}: bytes must be"

@@ -15,6 +15,7 @@ from edgetrain.runtime.estimators.base import Arrays, Tick
 from edgetrain.runtime.hop_clock import HopClock
 from edgetrain.runtime.mailbox import Mailbox, Slot
 from edgetrain.runtime.outbox import Outbox
+from edgetrain.runtime.packing import Packer
 from edgetrain.runtime.parameters import RUN_AHEAD
 from edgetrain.tensors import TensorSpec
 from edgetrain.wire.frame import Address, Kind
@@ -40,6 +41,7 @@ class Exchange:
     Attributes:
         sent_bytes: tensors' frames so far, headers included.
         hops: how long training's tensors are under way.
+        packer: writes what leaves in the cuts' codecs.
 
     Args:
         deploy: where the neighbours are.
@@ -60,6 +62,7 @@ class Exchange:
     ) -> None:
         self.sent_bytes = 0
         self.hops = HopClock()
+        self.packer = Packer(deploy)
         self._inbox: SimpleQueue[tuple[float, Message | Command]] = SimpleQueue()
         self._clock = clock
         self._arrived_s: dict[Slot, float] = {}
@@ -68,6 +71,10 @@ class Exchange:
         self._outbox = outbox
         self._obey = obey
         self._mailbox = Mailbox(_most_slots(deploy))
+        self._packed = {  # how many of each kind; rays are not
+            Kind.ACTIVATION: len(manifest.sends),
+            Kind.COTANGENT: len(manifest.cotangents_out),
+        }
         sent = {spec.name: spec for spec in manifest.sends}
         self._arriving: Mapping[Kind, tuple[TensorSpec, ...]] = {
             Kind.ACTIVATION: (*manifest.receives, *manifest.rays.received),
@@ -171,11 +178,13 @@ class Exchange:
     ) -> None:
         deploy = self._deploy
         to = deploy.route.to(stage)
+        packed = self._packed.get(kind, 0)
         for index, array in enumerate(arrays):
             place = (tick.step, tick.microbatch, index, evaluation)
             address = Address(kind, deploy.run, deploy.epoch, stage, *place)
+            body = self.packer.pack(address, array) if index < packed else array
             self.sent_bytes += self._outbox.put(
-                to, address, array, chunk_bytes=deploy.chunk_bytes
+                to, address, body, chunk_bytes=deploy.chunk_bytes
             )
 
     def _expected(self, kind: Kind, *, evaluation: bool) -> tuple[TensorSpec, ...]:

@@ -20,6 +20,7 @@ from edgetrain.errors import FlowError, TransportError, WireError
 from edgetrain.runtime.inbox import Inbox, StreamKey
 from edgetrain.transport.base import Transport
 from edgetrain.transport.reliable import Sender, Urgency
+from edgetrain.wire.encoded import Encoded
 from edgetrain.wire.frame import Address, Kind, Parcel, wire_bytes
 from edgetrain.wire.reassembly import Message
 from edgetrain.wire.receipt import Receipt, encode_note
@@ -27,7 +28,7 @@ from edgetrain.wire.topics import Channel
 
 log = logging.getLogger(__name__)
 
-Body = npt.NDArray[Any] | bytes
+Body = npt.NDArray[Any] | Encoded | bytes
 
 # A worker begins no other forward while more than this waits to be acknowledged.
 ROOM_BYTES: Final = 64 << 20
@@ -291,5 +292,8 @@ def _nbytes(body: Body) -> int:
 def _direct(address: Address, body: Body) -> Message:
     if isinstance(body, bytes):
         return Message(address, "", memoryview(body))
+    if isinstance(body, Encoded):
+        view = body.body.data.toreadonly()
+        return Message(address, body.dtype, view, codec=body.codec)
     flat = np.ascontiguousarray(body).reshape(-1).view(np.uint8)
     return Message(address, body.dtype.name, flat.data.toreadonly())

@@ -189,6 +189,7 @@ class StageWorker:
             turnaround_s=hops.turnaround_s,
         )
         self._world.report(done)
+        self._exchange.packer.observe(done.seconds)
         self._tally = _Tally(now, self._exchange.sent_bytes)
 
     def _act(self, action: Action) -> None:
@@ -203,7 +204,8 @@ class StageWorker:
                 self._held[m] = self._timed(lambda: self._stage.forward(tick, activations))
                 stash_bytes = max(self._tally.stash_peak_bytes, self._stage.stash_bytes)
                 self._tally.stash_peak_bytes = stash_bytes
-                memory_bytes = max(self._tally.memory_peak_bytes, self._stage.memory_bytes)
+                held_bytes = self._stage.memory_bytes + self._exchange.packer.nbytes
+                memory_bytes = max(self._tally.memory_peak_bytes, held_bytes)
                 self._tally.memory_peak_bytes = memory_bytes
             case Op.SEND_ACTIVATION:
                 self._exchange.send_activations(tick, self._held.pop(m))

@@ -17,13 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from edgetrain.errors import ChecksumError, FrameTooLargeError, WireError
+from edgetrain.wire.encoded import Encoded
 from edgetrain.wire.ticket import NO_TICKET, Ticket
 
-Body = npt.NDArray[Any] | bytes | bytearray | memoryview
+Body = npt.NDArray[Any] | Encoded | bytes | bytearray | memoryview
 
 MAGIC: Final = b"EDGT"
 VERSION: Final = 2
-RAW: Final = 0  # the only codec yet
+RAW: Final = 0  # of the codecs; a code, once given, keeps its meaning
+LAST_CODEC: Final = 6  # see `edgetrain.wire.codec`
 
 # magic, version, kind, flags, run, epoch, stage, tensor, step, microbatch, dtype, codec,
 # reserved, message, sequence, turn, origin, chunk, chunks, total bytes, offset, body
@@ -76,6 +78,7 @@ class Kind(IntEnum):
 
 
 _KINDS: Final[Mapping[int, Kind]] = {int(kind): kind for kind in Kind}
+_ENCODED: Final = (Kind.ACTIVATION, Kind.COTANGENT)  # others always travel plainly
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,7 @@ class Frame:
         dtype: numpy's name of the tensor's type; empty for plain bytes.
         total_bytes, offset: size of the whole body, and where this piece goes in it.
         body: a view into the bytes it was parsed from.
+        codec: what the tensor's body is written in.
     """
 
     address: Address
@@ -116,24 +120,25 @@ class Frame:
     offset: int
     body: memoryview
     ticket: Ticket = NO_TICKET
+    codec: int = RAW
 
 
 class Parcel:
     """A tensor or bytes, any frame of which can be made whenever it is wanted.
 
-    The body must not change meanwhile: an array of any shape, or bytes. The shape does not
-    travel: both ends know it from the manifest. Pieces of at most `chunk_bytes` are equal
-    but for the last, and an empty body makes one frame.
+    The body must not change meanwhile: an array of any shape, encoded or not, or bytes. The
+    shape does not travel: both ends know it from the manifest. Pieces of at most
+    `chunk_bytes` are equal but for the last, and an empty body makes one frame.
 
     Raises:
         WireError: the array's type has no code.
     """
 
-    __slots__ = ("_code", "_data", "_size", "address", "chunks")
+    __slots__ = ("_data", "_size", "_types", "address", "chunks")
 
     def __init__(self, address: Address, body: Body, chunk_bytes: int) -> None:
         self.address = address
-        self._code, self._data = _flatten(body)
+        self._types, self._data = _flatten(body)
         self.chunks = _chunks(len(self._data), chunk_bytes)
         self._size = -(-len(self._data) // self.chunks)
 
@@ -152,7 +157,7 @@ class Parcel:
         frame = bytearray(HEADER_BYTES + len(piece))
         memoryview(frame)[HEADER_BYTES:] = piece
         place = (*ticket, chunk, self.chunks, len(self._data), offset)
-        _write_header(frame, self.address, self._code, place)
+        _write_header(frame, self.address, self._types, place)
         return frame
 
 
@@ -177,7 +182,8 @@ def parse(data: bytes | bytearray | memoryview, *, max_body_bytes: int) -> Frame
      message, sequence, turn, origin, *place) = _FIELDS.unpack_from(view)  # fmt: skip
     if kind not in _KINDS or dtype not in _NAMES:
         raise WireError(f"frame of unknown kind {kind} or type {dtype}")
-    if flags & ~_EVALUATION or codec != RAW or reserved:
+    most = LAST_CODEC if dtype and kind in _ENCODED else RAW
+    if flags & ~_EVALUATION or codec > most or reserved:
         raise WireError(f"frame with unknown flags {flags:#x} or codec {codec}")
     chunk, chunks, total_bytes, offset, _ = place
     if not _tiles(*place):
@@ -188,7 +194,8 @@ def parse(data: bytes | bytearray | memoryview, *, max_body_bytes: int) -> Frame
     which = (run, epoch, stage, step, microbatch, tensor)
     address = Address(_KINDS[kind], *which, evaluation=flags == _EVALUATION)
     piece = (chunk, chunks, total_bytes, offset, body)
-    return Frame(address, _NAMES[dtype], *piece, Ticket(message, sequence, turn, origin))
+    ticket = Ticket(message, sequence, turn, origin)
+    return Frame(address, _NAMES[dtype], *piece, ticket, codec)
 
 
 def wire_bytes(nbytes: int, chunk_bytes: int) -> int:
@@ -233,17 +240,19 @@ def _tiles(chunk: int, chunks: int, total_bytes: int, offset: int, body_bytes: i
     )
 
 
-def _flatten(body: Body) -> tuple[int, memoryview]:
-    """Type code and bytes, copying only what is not contiguous or not little-endian."""
+def _flatten(body: Body) -> tuple[tuple[int, int], memoryview]:
+    """Type and codec, and bytes; copies only what is not contiguous or little-endian."""
+    if isinstance(body, Encoded):
+        return (_CODES[dtype_of(body.dtype).name], body.codec), body.body.data
     if not isinstance(body, np.ndarray):
-        return 0, memoryview(body).cast("B")
+        return (0, RAW), memoryview(body).cast("B")
     dtype = dtype_of(body.dtype.name)
     flat = np.ascontiguousarray(body, dtype).reshape(-1)
-    return _CODES[dtype.name], flat.view(np.uint8).data
+    return (_CODES[dtype.name], RAW), flat.view(np.uint8).data
 
 
 def _write_header(
-    frame: bytearray, address: Address, dtype: int, place: tuple[int, ...]
+    frame: bytearray, address: Address, types: tuple[int, int], place: tuple[int, ...]
 ) -> None:
     a = address
     flags = _EVALUATION if a.evaluation else 0
@@ -251,7 +260,7 @@ def _write_header(
     try:
         _FIELDS.pack_into(
             frame, 0, MAGIC, VERSION, a.kind, flags, a.run, a.epoch, a.stage, a.tensor,
-            a.step, a.microbatch, dtype, RAW, 0, *place, body_bytes,
+            a.step, a.microbatch, *types, 0, *place, body_bytes,
         )  # fmt: skip
     except struct.error as error:
         raise WireError(f"{address} does not fit a frame's header: {error}") from error

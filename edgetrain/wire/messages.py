@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from edgetrain.codec_spec import CutCodecs
 from edgetrain.errors import WireError
 from edgetrain.optimizer_spec import OptimizerSpec
 from edgetrain.sample_check import LabelSpec
@@ -54,6 +55,8 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
         microbatches: a step.
         local: where stage 0 reads its samples; None: the coordinator sends them.
         chunk_bytes: largest body of a frame.
+        codecs: of each cut; empty: all plain.
+        target_step_s: what a step should take, where a codec is ``adaptive``.
     """
 
     run: int
@@ -68,6 +71,8 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     seed: int
     chunk_bytes: int
     local: LocalData | None = None
+    codecs: tuple[CutCodecs, ...] = ()
+    target_step_s: float = 0.0
 
 
 class Train(msgspec.Struct, frozen=True, tag="train"):

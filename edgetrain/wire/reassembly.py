@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgetrain.errors import FrameTooLargeError, WireError
-from edgetrain.wire.frame import Address, Frame, dtype_of
+from edgetrain.tensors import TensorSpec
+from edgetrain.wire.codec import decode
+from edgetrain.wire.frame import RAW, Address, Frame, dtype_of
 
 
 def _nothing() -> None:
@@ -30,13 +32,17 @@ class Message:
     dtype: str
     body: memoryview
     taken: Callable[[], None] = field(default=_nothing, compare=False, repr=False)
+    codec: int = RAW
 
     def array(self, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        """The body as an array of the shape the manifest gives, without a copy.
+        """The body as an array of the shape the manifest gives; plain, without a copy.
 
         Raises:
             WireError: it is not a tensor, or not as long as the shape needs.
         """
+        if self.codec != RAW:
+            tensor = TensorSpec(str(self.address), dtype_of(self.dtype).name, shape)
+            return decode(self.codec, self.body, tensor)
         flat = np.frombuffer(self.body, np.uint8)
         dtype = dtype_of(self.dtype)
         if flat.size != dtype.itemsize * int(np.prod(shape, dtype=np.int64)):
@@ -59,6 +65,7 @@ class _Partial:
 
     body: memoryview
     dtype: str
+    codec: int
     chunks: int
     seen: set[int]
 
@@ -108,25 +115,22 @@ class Reassembler:
                 f" {self._max_message_bytes} B"
             )
         if frame.chunks == 1 and _key(frame) not in self._open:
-            return Message(frame.address, frame.dtype, frame.body)
+            return Message(frame.address, frame.dtype, frame.body, codec=frame.codec)
         partial = self._partial(frame)
         partial.body[frame.offset : frame.offset + frame.body.nbytes] = frame.body
         partial.seen.add(frame.chunk)
         if len(partial.seen) < partial.chunks:
             return None
         self._close(_key(frame))
-        return Message(frame.address, partial.dtype, partial.body.toreadonly())
+        body = partial.body.toreadonly()
+        return Message(frame.address, partial.dtype, body, codec=partial.codec)
 
     def _partial(self, frame: Frame) -> _Partial:
         partial = self._open.get(_key(frame))
         if partial is None:
             return self._start(frame)
-        same = (partial.body.nbytes, partial.dtype, partial.chunks) == (
-            frame.total_bytes,
-            frame.dtype,
-            frame.chunks,
-        )
-        if not same:
+        theirs = (frame.total_bytes, frame.dtype, frame.codec, frame.chunks)
+        if (partial.body.nbytes, partial.dtype, partial.codec, partial.chunks) != theirs:
             raise WireError(f"{frame.address}: frames disagree on its size, type or chunks")
         return partial
 
@@ -139,7 +143,7 @@ class Reassembler:
             self._close(next(iter(self._open)))
             self.dropped += 1
         body = np.empty(frame.total_bytes, np.uint8).data
-        partial = _Partial(body, frame.dtype, frame.chunks, set())
+        partial = _Partial(body, frame.dtype, frame.codec, frame.chunks, set())
         self._open[_key(frame)] = partial
         self._open_bytes += frame.total_bytes
         return partial
