@@ -154,6 +154,8 @@ class FleetConfig(Section, frozen=True):
         devices: how many, or their names; None: the simulated ones, or one.
         wait_s: how long to wait for them to appear.
         step_timeout_s: without a sign of progress for so long, the run has failed.
+        max_packet_bytes: that the broker takes; None: as it says itself, where it does.
+            131072 suits the brokers of clouds.
     """
 
     broker: str = EMBEDDED
@@ -161,6 +163,7 @@ class FleetConfig(Section, frozen=True):
     devices: int | tuple[str, ...] | None = None
     wait_s: float = 60.0
     step_timeout_s: float = 60.0
+    max_packet_bytes: int | None = None
     simulate: tuple[SimulatedDevice, ...] = ()
 
     def __post_init__(self) -> None:
@@ -170,6 +173,11 @@ class FleetConfig(Section, frozen=True):
         for key in ("wait_s", "step_timeout_s"):
             value = getattr(self, key)
             require(0 < value < math.inf, f"[fleet] {key} = {value}: must be above 0")
+        most = self.max_packet_bytes
+        require(
+            most is None or most >= 1 << 15,
+            f"[fleet] max_packet_bytes = {most}: must be 32768 or more",
+        )
         self._check_devices()
 
     @property

@@ -150,7 +150,7 @@ class Link:
         client.connect_timeout = self._settings.connect_timeout_s
         client.username_pw_set(address.username, address.password)
         if address.tls:
-            client.tls_set_context(_tls(self._settings.ca_file))
+            client.tls_set_context(tls_context(self._settings.ca_file))
         if self._spec.will is not None:
             client.will_set(self._spec.will, b"", qos=1, retain=True)
         client.on_connect = self._on_connect
@@ -250,7 +250,12 @@ class Link:
             self._client.persist(False)
 
 
-def _tls(ca_file: Path | None) -> ssl.SSLContext:
+def tls_context(ca_file: Path | None) -> ssl.SSLContext:
+    """What a client checks a broker by.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:
