@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from coordinator.fleet import Event, Fleet, Gone, Said, Undelivered
 from edgetrain.bundle import Bundle, sha256
 from edgetrain.codec_spec import CutCodecs
-from edgetrain.errors import DeviceError, FleetError, OverfullDeviceError
+from edgetrain.errors import DeviceError, FleetError, OverfullDeviceError, TransportError
 from edgetrain.manifest import Manifest
 from edgetrain.optimizer_spec import OptimizerSpec
 from edgetrain.runtime.outbox import Outbox
-from edgetrain.wire.frame import DEFAULT_CHUNK_BYTES, Address, Kind
+from edgetrain.transport.packet_limit import FRAME_OVERHEAD_BYTES
+from edgetrain.wire.frame import DEFAULT_CHUNK_BYTES, HEADER_BYTES, Address, Kind
 from edgetrain.wire.messages import Deploy, LocalData, Ready, Refused, Route
+
+LEAST_CHUNK_BYTES: Final = 16 * 1024  # commands and presences may be as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,7 @@ class Deployment:
         timeout_s: for a device to load its stage and report.
         codecs: of the cuts.
         target_step_s: for those that are adaptive.
+        chunk_bytes: largest body of a frame.
     """
 
     run: int
@@ -39,6 +44,7 @@ class Deployment:
     timeout_s: float
     codecs: tuple[CutCodecs, ...] = ()
     target_step_s: float = 0.0
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES
 
 
 def deploy(
@@ -68,14 +74,14 @@ def deploy(
             microbatches=d.microbatches,
             optimizer=d.optimizer,
             seed=d.seed,
-            chunk_bytes=DEFAULT_CHUNK_BYTES,
+            chunk_bytes=d.chunk_bytes,
             local=d.local,
             codecs=d.codecs,
             target_step_s=d.target_step_s,
         )
         fleet.command(device, command)
         address = Address(Kind.BUNDLE, d.run, d.epoch, stage)
-        outbox.put(device, address, data, chunk_bytes=DEFAULT_CHUNK_BYTES)
+        outbox.put(device, address, data, chunk_bytes=d.chunk_bytes)
     ready: dict[int, Ready] = {}
     while len(ready) < len(d.devices):
         event = fleet.event(d.timeout_s)
@@ -87,6 +93,24 @@ def deploy(
             )
         _note(event, d, ready)
     return [ready[stage] for stage in range(len(d.devices))]
+
+
+def chunk_bytes_of(payload_limit_bytes: int, max_packet_bytes: int | None) -> int:
+    """The largest body of a frame, under what the broker and the user say.
+
+    Raises:
+        TransportError: the broker takes next to nothing.
+    """
+    limit_bytes = payload_limit_bytes - HEADER_BYTES
+    if max_packet_bytes is not None:
+        limit_bytes = min(limit_bytes, max_packet_bytes - FRAME_OVERHEAD_BYTES)
+    if limit_bytes < LEAST_CHUNK_BYTES:
+        raise TransportError(
+            f"the broker takes packets of about {payload_limit_bytes} B, at least"
+            f" {LEAST_CHUNK_BYTES + FRAME_OVERHEAD_BYTES} B are needed: raise"
+            " max_packet_size or message_size_limit (mosquitto), max_payload_size (iotcore)"
+        )
+    return min(DEFAULT_CHUNK_BYTES, limit_bytes)
 
 
 def heads_of(manifests: Sequence[Manifest]) -> tuple[int, ...]:

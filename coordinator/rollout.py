@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from coordinator.assignment import Assignment
-from coordinator.deploy import Deployment, deploy, heads_of
+from coordinator.deploy import Deployment, chunk_bytes_of, deploy, heads_of
 from coordinator.deployed import Deployed, Draft, Supply
 from coordinator.feed import Ends, Feed
 from coordinator.fleet import Fleet
@@ -26,7 +26,6 @@ from edgetrain.plan import Plan
 from edgetrain.runtime.outbox import Outbox
 from edgetrain.samples import BatchOrder
 from edgetrain.stage_state import ModelState, split
-from edgetrain.wire.frame import DEFAULT_CHUNK_BYTES
 from edgetrain.wire.hello import DatasetInfo, Hello
 from edgetrain.wire.messages import LocalData, Release
 
@@ -187,6 +186,7 @@ class Rollout:
             timeout_s=max(DEPLOY_TIMEOUT_S, self._job.config.fleet.step_timeout_s),
             codecs=assignment.codecs,
             target_step_s=self._job.config.plan.target_step_s or 0.0,
+            chunk_bytes=self._chunk_bytes,
         )
         start_s = self._clock()
         self._engaged.update(assignment.devices)
@@ -214,6 +214,11 @@ class Rollout:
             timeout_s=self._job.config.fleet.step_timeout_s,
         )
 
+    @property
+    def _chunk_bytes(self) -> int:
+        limit_bytes = self._fleet.transport.payload_limit_bytes
+        return chunk_bytes_of(limit_bytes, self._job.config.fleet.max_packet_bytes)
+
     def _feed(self, deployed: Deployed) -> Feed:
         data = self._job.data
         if data.train is None:
@@ -227,7 +232,7 @@ class Rollout:
             manifests[-1],
             devices[0],
             devices[-1],
-            DEFAULT_CHUNK_BYTES,
+            self._chunk_bytes,
             tuple((stage, devices[stage]) for stage in heads_of(manifests)),
         )
         return Feed(self._outbox, ends, data.train, data.eval)

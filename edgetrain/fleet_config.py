@@ -35,6 +35,8 @@ class FleetConfig(Section, frozen=True):
         devices: how many, or their names; None: the simulated ones, or one.
         wait_s: how long to wait for them to appear.
         step_timeout_s: without a sign of progress for so long, the run has failed.
+        max_packet_bytes: that the broker takes; None: as it says itself, where it does.
+            131072 suits the brokers of clouds.
     """
 
     broker: str = EMBEDDED
@@ -48,6 +50,7 @@ class FleetConfig(Section, frozen=True):
     key_file: Path | None = None
     signing_key_file: Path | None = None
     insecure: bool = False
+    max_packet_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.broker != EMBEDDED:
@@ -56,6 +59,11 @@ class FleetConfig(Section, frozen=True):
         for key in ("wait_s", "step_timeout_s"):
             value = getattr(self, key)
             require(0 < value < math.inf, f"[fleet] {key} = {value}: must be above 0")
+        most = self.max_packet_bytes
+        require(
+            most is None or most >= 1 << 15,
+            f"[fleet] max_packet_bytes = {most}: must be 32768 or more",
+        )
         self._check_files()
         self._check_devices()
 

@@ -35,6 +35,10 @@ ROOM_BYTES: Final = 64 << 20
 PATIENCE_S: Final = 60.0  # without a word from a peer that something waits for
 _DRAIN_S: Final = 2.0
 
+_SILENT: Final = (
+    "it hangs, its connection is broken, or the broker drops packets as large as these"
+    " (mosquitto: max_packet_size, message_size_limit; iotcore: max_payload_size)"
+)
 _BULK: Final = frozenset({Kind.BUNDLE, Kind.WEIGHTS, Kind.STATE})
 
 
@@ -254,7 +258,7 @@ class Outbox:
         for key, sender in tuple(self._senders.items()):
             if sender.quiet_s(now_s) > self._patience_s:
                 reason = f"no answer from {key.peer} for {self._patience_s:g} s"
-                self._give_up(key, f"{reason}: it hangs, or its connection is broken")
+                self._give_up(key, f"{reason}: {_SILENT}")
                 continue
             if sender.due_s <= now_s:
                 ask = sender.expire(now_s)

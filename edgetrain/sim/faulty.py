@@ -59,6 +59,11 @@ class FaultyTransport:
     def traffic(self) -> Traffic:
         return self._inner.traffic
 
+    @property
+    def payload_limit_bytes(self) -> int:
+        """See `Transport.payload_limit_bytes`."""
+        return self._inner.payload_limit_bytes
+
     def open(
         self,
         receive: Receive,

@@ -113,6 +113,11 @@ class ShapedTransport:
     def name(self) -> str:
         return self._inner.name
 
+    @property
+    def payload_limit_bytes(self) -> int:
+        """See `Transport.payload_limit_bytes`."""
+        return min(self._max_payload_bytes, self._inner.payload_limit_bytes)
+
     def open(
         self,
         receive: Receive,

@@ -63,6 +63,11 @@ class Transport(Protocol):
     @property
     def traffic(self) -> Traffic: ...
 
+    @property
+    def payload_limit_bytes(self) -> int:
+        """The largest payload that arrives, as far as is known; once open."""
+        ...
+
     def open(
         self,
         receive: Receive,
@@ -130,6 +135,7 @@ def check_payload(payload: Payload, limit_bytes: int) -> int:
         raise TransportError(
             f"message of {nbytes} B is over the transport's limit of {limit_bytes} B:"
             " send it as frames of smaller chunks, or raise max_payload_bytes here and the"
-            " broker's own limit"
+            " broker's own limit (mosquitto: max_packet_size and message_size_limit;"
+            " iotcore: max_payload_size)"
         )
     return nbytes

@@ -92,6 +92,11 @@ class MemoryTransport:
         self._on_presence: OnPresence | None = None
         self._announced = False
 
+    @property
+    def payload_limit_bytes(self) -> int:
+        """See `Transport.payload_limit_bytes`."""
+        return self._max_payload_bytes
+
     def open(
         self,
         receive: Receive,

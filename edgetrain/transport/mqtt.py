@@ -18,6 +18,7 @@ from edgetrain.transport.base import (
     deliver,
 )
 from edgetrain.transport.link import Link, LinkSpec, MqttSettings
+from edgetrain.transport.packet_limit import FRAME_OVERHEAD_BYTES, PacketLimit
 from edgetrain.transport.tls import check_plain
 from edgetrain.transport.traffic import Traffic
 from edgetrain.wire import topics
@@ -70,6 +71,16 @@ class MqttTransport:
         self._receive: Receive | None = None
         self._on_presence: OnPresence | None = None
         self._announce: bytes | None = None
+        self._limit: PacketLimit | None = None
+
+    @property
+    def payload_limit_bytes(self) -> int:
+        """See `Transport.payload_limit_bytes`; as the broker says, if that was asked."""
+        said_bytes = None if self._limit is None else self._limit.wait()
+        known_bytes = self._settings.max_payload_bytes
+        if said_bytes is None:
+            return known_bytes
+        return min(known_bytes, said_bytes - FRAME_OVERHEAD_BYTES)
 
     def open(
         self,
@@ -83,6 +94,8 @@ class MqttTransport:
             raise TransportError(f"{self.name}: a transport opens once; make another")
         self._receive, self._on_presence, self._announce = receive, on_presence, announce
         session = secrets.token_hex(16)
+        if on_presence is not None:  # who watches the devices also says how they send
+            self._limit = PacketLimit(self._address, self._settings)
         try:
             for channel in (Channel.DATA, Channel.CONTROL):
                 spec = self._spec(channel, session)

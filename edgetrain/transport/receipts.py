@@ -18,7 +18,7 @@ DEFAULT_RECEIVE_BYTES: Final = 8 << 20
 
 # A receipt is small beside what it acknowledges, and no sender waits for one until its
 # window is full: so several frames share one.
-DELAY_S: Final = 0.02
+DELAY_S: Final = 0.05
 GAP_DELAY_S: Final = 0.002  # something is missing, or comes again: the sender should know
 
 
@@ -54,6 +54,7 @@ class Receiver:
         self._charged_bytes = 0
         self._consumed_bytes = 0
         self._news_bytes = 0
+        self._window_told = False  # till then the sender reckons with the least one
 
     @property
     def charged_bytes(self) -> int:
@@ -82,7 +83,8 @@ class Receiver:
         while self._low in self._beyond:
             self._beyond.remove(self._low)
             self._low += 1
-        due_s = now_s + (GAP_DELAY_S if self._beyond else DELAY_S)
+        soon = self._beyond or not self._window_told
+        due_s = now_s + (GAP_DELAY_S if soon else DELAY_S)
         self._tell(frame.body.nbytes, due_s, now_s)
         return True
 
@@ -101,6 +103,7 @@ class Receiver:
         """The present state, to be sent; nothing is due afterwards."""
         self.due_s = math.inf
         self._news_bytes = 0
+        self._window_told = True
         counts = (self._low, self._turn, self._consumed_bytes, self._window_bytes)
         return Receipt(*self._name, *counts, self._bitmap())
 
