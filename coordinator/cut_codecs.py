@@ -27,11 +27,11 @@ class CodecRate(NamedTuple):
 # A quarter or less of what one core of a server does (benchmarks/codecs.py), for boards.
 RATES: Final = {
     "bf16": CodecRate(1.0e9, 1.5e9),
-    "int8": CodecRate(0.4e9, 1.5e9),
-    "int4": CodecRate(0.2e9, 0.6e9),
-    "topk": CodecRate(0.1e9, 0.2e9),
-    "topk8": CodecRate(0.1e9, 0.2e9),
-    "sparse": CodecRate(0.4e9, 0.3e9),
+    "int8": CodecRate(0.45e9, 1.8e9),
+    "int4": CodecRate(0.35e9, 0.8e9),
+    "topk": CodecRate(0.15e9, 0.8e9),
+    "topk8": CodecRate(0.12e9, 0.6e9),
+    "sparse": CodecRate(0.6e9, 0.6e9),
 }
 LOSSY_AUTO: Final = CodecSpec("bf16")  # all that is chosen unasked
 
