@@ -7,7 +7,7 @@ from typing import Final
 
 from coordinator.figures import bytes_text, seconds_text
 from coordinator.tally import Tally
-from edgetrain.plan import Plan
+from edgetrain.plan import HopPlan, Plan
 
 SECONDS: Final = "s"
 BYTES: Final = "B"
@@ -77,5 +77,14 @@ def compare(
         hop_s = tally.hop_s(number)
         if hop_s is not None:
             predicted_s = hop.predicted_s * plan.microbatches
-            found.append(Comparison(f"hop {number} to {number + 1}", predicted_s, hop_s))
+            name = f"hop {number} to {number + 1}{_encoded(hop)}"
+            found.append(Comparison(name, predicted_s, hop_s))
     return tuple(found)
+
+
+def _encoded(hop: HopPlan) -> str:
+    """What crosses it, where that is encoded."""
+    if not hop.codecs:
+        return ""
+    sizes = f"{bytes_text(hop.down_bytes)} down, {bytes_text(hop.up_bytes)} up"
+    return f" as {hop.codecs}: {sizes} a microbatch"

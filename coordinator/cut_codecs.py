@@ -11,6 +11,8 @@ from coordinator.assignment import Assignment
 from coordinator.network import DeviceLink
 from edgetrain.codec_spec import AUTO, CodecSpec, CutCodecs
 from edgetrain.compiler.cut import Cut
+from edgetrain.errors import PlanError
+from edgetrain.manifest import CARRYING, Mode
 from edgetrain.plan_config import PlanConfig
 from edgetrain.planner.timeline_case import Network
 from edgetrain.tensors import TensorSpec
@@ -27,11 +29,11 @@ class CodecRate(NamedTuple):
 # A quarter or less of what one core of a server does (benchmarks/codecs.py), for boards.
 RATES: Final = {
     "bf16": CodecRate(1.0e9, 1.5e9),
-    "int8": CodecRate(0.4e9, 1.5e9),
-    "int4": CodecRate(0.2e9, 0.6e9),
-    "topk": CodecRate(0.1e9, 0.2e9),
-    "topk8": CodecRate(0.1e9, 0.2e9),
-    "sparse": CodecRate(0.4e9, 0.3e9),
+    "int8": CodecRate(0.45e9, 1.8e9),
+    "int4": CodecRate(0.35e9, 0.8e9),
+    "topk": CodecRate(0.15e9, 0.8e9),
+    "topk8": CodecRate(0.12e9, 0.6e9),
+    "sparse": CodecRate(0.6e9, 0.6e9),
 }
 LOSSY_AUTO: Final = CodecSpec("bf16")  # all that is chosen unasked
 
@@ -59,14 +61,44 @@ class CodecChooser:
         )
 
     def of_plan(
-        self, devices: Sequence[str], links: Mapping[str, DeviceLink]
+        self,
+        devices: Sequence[str],
+        links: Mapping[str, DeviceLink],
+        modes: Sequence[Mode],
     ) -> tuple[CutCodecs, ...]:
-        """Of all cuts of a plan; nothing is encoded that does not leave a device."""
+        """Of all cuts of a plan; nothing is encoded that does not leave a device.
+
+        Raises:
+            PlanError: a codec that loses something is asked for where stages compare a
+                loss with one that hardly differs.
+        """
         pairs = itertools.pairwise(devices)
-        return tuple(
+        codecs = tuple(
             CutCodecs() if near == far else self.of(number, links[near], links[far])
             for number, (near, far) in enumerate(pairs)
         )
+        carrying = next((mode.value for mode in modes if mode in CARRYING), None)
+        if carrying is None:
+            return codecs
+        return tuple(self._exact(number, c, carrying) for number, c in enumerate(codecs))
+
+    def _exact(self, number: int, codecs: CutCodecs, mode: str) -> CutCodecs:
+        asked = self.plan.codec_of(number)
+        for codec, word in (
+            (codecs.activations, asked.activations),
+            (codecs.cotangents, asked.cotangents),
+        ):
+            if not codec.lossless and word != AUTO:
+                raise PlanError(
+                    f"[plan] codec = {word!r} does not go with {mode!r} stages: they learn"
+                    " from small differences of the loss, which its errors would cover."
+                    " Use 'raw', 'sparse' or 'auto', or another [train] gradient"
+                )
+        lossless = [
+            codec if codec.lossless else CodecSpec()
+            for codec in (codecs.activations, codecs.cotangents)
+        ]
+        return CutCodecs(*lossless)
 
     def _direction(self, asked: str, byte_s: float) -> CodecSpec:
         """``auto`` is bf16 where half the bytes take longer than the encoding."""

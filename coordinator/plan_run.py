@@ -18,7 +18,6 @@ from coordinator.profile_cache import NO_CACHE, ProfileCache
 from coordinator.settle import for_fleet
 from coordinator.tables import Column, print_table
 from coordinator.written_plan import written
-from edgetrain.codec_spec import RAW
 from edgetrain.config import RunConfig
 from edgetrain.errors import ConfigError
 from edgetrain.fleet_config import EMBEDDED
@@ -114,7 +113,7 @@ def show_plan(plan: Plan) -> None:
     hops = [*plan.hops, None]
     rows = []
     for stage, hop in zip(plan.stages, hops, strict=True):
-        crossing = f"{', '.join(stage.cut)}: {hop_text(hop)}" if hop else "-"
+        crossing = f"{', '.join(stage.cut)}: {_hop_text(hop)}" if hop else "-"
         rows.append((*_cells(stage), crossing))
     print_table(_COLUMNS, rows)
     batch = plan.microbatches * plan.microbatch
@@ -133,18 +132,6 @@ def show_plan(plan: Plan) -> None:
         print(f"note: {remark}")
 
 
-def hop_text(hop: HopPlan) -> str:
-    """The bytes of a hop down, and the codecs where there are any."""
-    nbytes, codecs = bytes_text(hop.down_bytes), {hop.down_codec, hop.up_codec}
-    if codecs == {RAW}:
-        return nbytes
-    if len(codecs) == 1:
-        return f"{nbytes} as {hop.down_codec}"
-    return (
-        f"{nbytes} as {hop.down_codec}, back {bytes_text(hop.up_bytes)} as {hop.up_codec}"
-    )
-
-
 def _devices(config: RunConfig, password: str | None) -> Mapping[str, Hello]:
     fleet = config.fleet
     if fleet.broker == EMBEDDED:
@@ -155,6 +142,11 @@ def _devices(config: RunConfig, password: str | None) -> Mapping[str, Hello]:
         return found.wait(fleet.names, fleet.count, fleet.wait_s)
     finally:
         found.close()
+
+
+def _hop_text(hop: HopPlan) -> str:
+    nbytes = bytes_text(hop.down_bytes)
+    return f"{nbytes} as {hop.codecs}" if hop.codecs else nbytes
 
 
 def _cells(stage: StagePlan) -> tuple[str, ...]:

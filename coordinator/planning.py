@@ -219,14 +219,15 @@ class Planner:
         names = placement.devices
         layers = tuple(stage.layers for stage in placement.stages)
         cuts = tuple(self._layers[stage.stop - 1].output for stage in layers[:-1])
-        codecs = self._task.codecs.of_plan(names, self._task.links)
+        gradients = self._chooser.choose(names, cuts)
+        codecs = self._task.codecs.of_plan(names, self._task.links, gradients.modes)
         recompute = [stage.option == RECOMPUTE for stage in placement.stages]
         plain = keep_of(self._config)
         assignment = Assignment(
             devices=names,
             cuts=cuts,
             layers=layers,
-            gradients=self._chooser.choose(names, cuts),
+            gradients=gradients,
             keeps=tuple(Keep.INPUTS if again else plain for again in recompute),
             blocks=tuple(self._hellos[name].block for name in names),
             schedule=problem.schedule,

@@ -59,6 +59,13 @@ class HopPlan(msgspec.Struct, frozen=True):
     down_codec: str = RAW
     up_codec: str = RAW
 
+    @property
+    def codecs(self) -> str:
+        """For people; empty where all is plain."""
+        if self.down_codec == self.up_codec:
+            return "" if self.down_codec == RAW else self.down_codec
+        return f"{self.down_codec}, back {self.up_codec}"
+
 
 class Plan(msgspec.Struct, frozen=True):
     """A whole pipeline.

@@ -303,3 +303,32 @@ def test_specs_are_written_as_they_are_read(text):
 def test_other_specs_are_refused(text):
     with pytest.raises(ValueError, match="codec"):
         CodecSpec.parse(text)
+
+
+@pytest.mark.parametrize("kind", [k for k in Kind if k not in (1, 2)])
+def test_only_what_crosses_cuts_is_taken_encoded(kind):
+    address = Address(kind, run=1, epoch=0, stage=0)
+    body = Encoded("float32", CODECS["bf16"].code, np.zeros(4, np.uint8))
+    (frame,) = frames(address, body, chunk_bytes=100)
+    with pytest.raises(WireError, match="codec"):
+        parse(frame, max_body_bytes=100)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "codec"), [("float32", LAST_CODEC + 1), ("float32", 255)]
+)
+def test_unknown_codecs_are_refused(dtype, codec):
+    (frame,) = frames(HERE, Encoded(dtype, codec, np.zeros(4, np.uint8)), chunk_bytes=100)
+    with pytest.raises(WireError, match="codec"):
+        parse(frame, max_body_bytes=100)
+
+
+def test_frames_of_one_tensor_in_two_codecs_are_refused():
+    reassembler = Reassembler(1 << 20)
+    both = [
+        list(frames(HERE, Encoded("float32", code, np.zeros(40, np.uint8)), chunk_bytes=20))
+        for code in (1, 2)
+    ]
+    reassembler.feed(parse(both[0][0], max_body_bytes=100))
+    with pytest.raises(WireError, match="disagree"):
+        reassembler.feed(parse(both[1][1], max_body_bytes=100))

@@ -11,7 +11,7 @@ import pytest
 from coordinator.run_folder import MODEL_FILE
 from edgetrain.codec_spec import CodecConfig
 from edgetrain.config import FleetConfig, RunConfig, parse
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, PlanError
 from edgetrain.plan import Plan
 from edgetrain.plan_config import PlanConfig
 from edgetrain.wire.frame import Kind
@@ -146,6 +146,26 @@ def test_nothing_is_encoded_that_does_not_leave_a_device(tmp_path):
         for near, far in zip(found.devices, found.devices[1:], strict=False)
     ]
     assert [str(codecs.activations) for codecs in found.codecs] == names
+
+
+@pytest.mark.parametrize("mode", ["forward_gradient", "spsa"])
+def test_differences_of_the_loss_are_not_encoded_with_loss(tmp_path, mode):
+    fleet = {"simulate": [{"name": name, "link": "10 Mbit/s"} for name in NAMES[:2]]}
+    hellos = [hello(name) for name in NAMES[:2]]
+
+    def asked(codec):
+        job = chain_job(
+            tmp_path,
+            plan={"codec": codec, "stages": 2},
+            fleet=fleet,
+            train={"gradient": mode},
+        )
+        return planner(job, *hellos)
+
+    with pytest.raises(PlanError, match="does not go with"):
+        asked("int8").assign()
+    for codec, found in (("sparse", "sparse"), ("auto", "raw")):
+        assert str(asked(codec).assign().codecs[0].activations) == found
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from coordinator.comparison import STEP, Comparison, compare
@@ -43,6 +44,20 @@ def test_step_stages_and_hops_are_compared():
     hop = found["hop 0 to 1"]
     assert (hop.predicted, hop.measured) == (pytest.approx(1.0), pytest.approx(0.8))
     assert hop.cells == ("hop 0 to 1", "1.00 s", "800 ms", "+25%")
+
+
+def test_a_hop_says_what_it_is_encoded_in():
+    hops = (HopPlan(10_000, 3_000, 0.25, "int8", "topk:0.1"),)
+    tally = Tally(2)
+    tally.add(done(0, away_s=3.0))
+    tally.add(done(1, turnaround_s=2.2))
+    (hop,) = [
+        c.what
+        for c in compare(msgspec.structs.replace(PLAN, hops=hops), tally)
+        if c.what.startswith("hop")
+    ]
+    sizes = "10.0 kB down, 3.00 kB up"
+    assert hop == f"hop 0 to 1 as int8, back topk:0.1: {sizes} a microbatch"
 
 
 def test_what_was_not_measured_is_left_out():
