@@ -67,10 +67,14 @@ def examine(party: Party) -> Iterator[Finding]:
     yield reached
     if reached.verdict is Verdict.CHANGE:
         return
-    for finding in (*_tls(party), _entry(party)):
+    for finding in _tls(party):
         yield finding
         if finding.stops:
             return
+    entry = _entry(party)
+    yield entry
+    if entry.stops:
+        return
     yield _nobody(party)
     yield from rights(party.address, party.name, party.settings)
     yield from _limits(party)
