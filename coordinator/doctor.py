@@ -19,7 +19,7 @@ from coordinator.figures import bytes_text, seconds_text
 from coordinator.finding import Finding, Verdict
 from edgetrain.errors import EdgeTrainError, TransportError
 from edgetrain.transport.address import BrokerAddress
-from edgetrain.transport.base import DEFAULT_MAX_PAYLOAD_BYTES, Inbound
+from edgetrain.transport.base import Inbound
 from edgetrain.transport.limits import BrokerLimits, broker_limits
 from edgetrain.transport.link import MqttSettings
 from edgetrain.transport.mqtt import MqttTransport
@@ -29,6 +29,7 @@ from edgetrain.wire.topics import Channel, inbox
 
 _EXPIRY_DAYS: Final = 30
 _HELD_BACK_S: Final = 0.02  # Nagle's algorithm with delayed acknowledgements: 40 ms
+_HEAD_BYTES: Final = 1024  # of a frame and its topic, at most
 _BODY_BYTES: Final = 128 << 10
 _BODIES: Final = 64
 _IN_FLIGHT: Final = 8
@@ -66,10 +67,14 @@ def examine(party: Party) -> Iterator[Finding]:
     yield reached
     if reached.verdict is Verdict.CHANGE:
         return
-    for finding in (*_tls(party), _entry(party)):
+    for finding in _tls(party):
         yield finding
         if finding.stops:
             return
+    entry = _entry(party)
+    yield entry
+    if entry.stops:
+        return
     yield _nobody(party)
     yield from rights(party.address, party.name, party.settings)
     yield from _limits(party)
@@ -175,17 +180,16 @@ def _limits(party: Party) -> Iterator[Finding]:
 
 
 def _packet_size(limits: BrokerLimits) -> Finding:
-    needed = DEFAULT_MAX_PAYLOAD_BYTES
     stated = limits.max_packet_bytes
     if not limits.mqtt5:
         found = "not stated: it does not speak MQTT 5"
         return Finding("largest packet", Verdict.NOTE, found)
-    if stated is None or stated > needed:
-        found = "no limit stated" if stated is None else bytes_text(stated)
-        return Finding("largest packet", Verdict.GOOD, found)
-    verdict = Verdict.NOTE if stated > DEFAULT_CHUNK_BYTES + 1024 else Verdict.CHANGE
-    advice = "mosquitto: max_packet_size 1048576 or more"
-    return Finding("largest packet", verdict, bytes_text(stated), advice)
+    if stated is None:
+        return Finding("largest packet", Verdict.GOOD, "no limit stated")
+    if stated >= DEFAULT_CHUNK_BYTES + _HEAD_BYTES:
+        return Finding("largest packet", Verdict.GOOD, bytes_text(stated))
+    advice = "mosquitto: max_packet_size 1048576"
+    return Finding("largest packet", Verdict.CHANGE, bytes_text(stated), advice)
 
 
 def _speed(party: Party) -> Finding:
