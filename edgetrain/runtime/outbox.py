@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-import numpy as np
 import numpy.typing as npt
 
 from edgetrain.errors import FlowError, TransportError, WireError
@@ -22,7 +21,7 @@ from edgetrain.transport.base import Transport
 from edgetrain.transport.reliable import Sender, Urgency
 from edgetrain.wire.encoded import Encoded
 from edgetrain.wire.frame import Address, Kind, Parcel, wire_bytes
-from edgetrain.wire.reassembly import Message
+from edgetrain.wire.reassembly import Message, direct
 from edgetrain.wire.receipt import Receipt, encode_note
 from edgetrain.wire.topics import Channel
 
@@ -129,7 +128,7 @@ class Outbox:
             The bytes this puts on the wire, headers included, if nothing is sent again.
         """
         if to == self._transport.name:
-            self._deliver(_direct(address, body))
+            self._deliver(direct(address, body))
             return 0
         size = _nbytes(body)
         with self._lock:
@@ -291,13 +290,3 @@ def _urgency(address: Address, order: int) -> Urgency:
 
 def _nbytes(body: Body) -> int:
     return len(body) if isinstance(body, bytes) else body.nbytes
-
-
-def _direct(address: Address, body: Body) -> Message:
-    if isinstance(body, bytes):
-        return Message(address, "", memoryview(body))
-    if isinstance(body, Encoded):
-        view = body.body.data.toreadonly()
-        return Message(address, body.dtype, view, codec=body.codec)
-    flat = np.ascontiguousarray(body).reshape(-1).view(np.uint8)
-    return Message(address, body.dtype.name, flat.data.toreadonly())

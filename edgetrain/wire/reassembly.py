@@ -12,6 +12,7 @@ import numpy.typing as npt
 from edgetrain.errors import FrameTooLargeError, WireError
 from edgetrain.tensors import TensorSpec
 from edgetrain.wire.codec import decode
+from edgetrain.wire.encoded import Encoded
 from edgetrain.wire.frame import RAW, Address, Frame, dtype_of
 
 
@@ -53,6 +54,17 @@ class Message:
 
 
 _Key = tuple[int, Address]
+
+
+def direct(address: Address, body: npt.NDArray[Any] | Encoded | bytes) -> Message:
+    """The message that a body arrives as which never leaves this process."""
+    if isinstance(body, bytes):
+        return Message(address, "", memoryview(body))
+    if isinstance(body, Encoded):
+        view = body.body.data.toreadonly()
+        return Message(address, body.dtype, view, codec=body.codec)
+    flat = np.ascontiguousarray(body).reshape(-1).view(np.uint8)
+    return Message(address, body.dtype.name, flat.data.toreadonly())
 
 
 @dataclass(slots=True)
