@@ -26,7 +26,7 @@ from coordinator.session import Session
 from coordinator.watch import Watch
 from edgetrain.config import DataConfig, ModelConfig, RunConfig
 from edgetrain.errors import WireError
-from edgetrain.runtime.inbox import Bounds, Inbox
+from edgetrain.runtime.inbox import MAX_STREAMS, Bounds, Inbox
 from edgetrain.runtime.outbox import Outbox
 from edgetrain.sim.faulty import Faults, FaultyTransport
 from edgetrain.sim.fleet import ThreadFleet
@@ -134,6 +134,22 @@ def test_frames_of_other_runs_and_older_epochs_are_dropped(station) -> None:
             a.transport.send("b", Channel.DATA, frame)
     assert [b.take().address.epoch for _ in range(2)] == [1, 2]
     assert b.messages.empty()
+
+
+def test_streams_of_runs_that_are_over_make_room_for_others() -> None:
+    inbox = Inbox(lambda *_: True)
+
+    def gives(number: int, run: int) -> bool:
+        (frame,) = frames(address(number, run=run), b"x", chunk_bytes=9)
+        payload = bytes(renumbered(frame, number))
+        return inbox.receive(Inbound("a", Channel.DATA, payload)) is not None
+
+    assert gives(0, run=1)
+    for run in range(2, 3 * MAX_STREAMS):
+        assert gives(0, run=run)
+    assert len(inbox._streams) == MAX_STREAMS
+    assert gives(1, run=run)
+    assert not gives(1, run=run), "a duplicate"
 
 
 def test_a_peer_that_ignores_its_window_is_cut_off(station) -> None:
