@@ -24,7 +24,7 @@ from edgetrain.wire.topics import Channel
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES: Final = 2 << 20  # of a frame, over the limit of every broker of ours
-MAX_STREAMS: Final = 64
+MAX_STREAMS: Final = 512
 
 
 class StreamKey(NamedTuple):
@@ -187,9 +187,18 @@ class Inbox:
         for other in same:
             self._past.append((other.peer, self._streams.pop(other).origin))
         while len(self._streams) >= MAX_STREAMS:
-            del self._streams[next(iter(self._streams))]
+            del self._streams[self._idlest(key.run)]
         stream = self._streams[key] = _Stream(key, origin, self._bounds)
         return stream
+
+    def _idlest(self, run: int) -> StreamKey:
+        """What can be spared: of another run, with nothing under way, the oldest."""
+        keys = enumerate(self._streams.items())
+        _, _, _, key = min(
+            (key.run == run, stream.receiver.charged_bytes > 0, age, key)
+            for age, (key, stream) in keys
+        )
+        return key
 
     def _taken(self, key: StreamKey, stream: _Stream, message: int) -> None:
         with self._lock:
