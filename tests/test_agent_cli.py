@@ -254,7 +254,7 @@ def hostile(bundle: bytes) -> Iterator[tuple[Channel, bytes]]:
     huge = Address(Kind.ACTIVATION, 1 << 31, 1, 9, 1 << 31)
     yield from ((Channel.DATA, bytes(f)) for f in frames(huge, b"x", chunk_bytes=1000))
     oversized = bytearray(HEADER_BYTES + 1)
-    _write_header(oversized, huge, 0, (0, 0, 0, 0, 0, 2, 1 << 40, 0))
+    _write_header(oversized, huge, (0, 0), (0, 0, 0, 0, 0, 2, 1 << 40, 0))
     yield Channel.DATA, bytes(oversized)
     yield Channel.FLOW, b""
     yield Channel.FLOW, np.random.default_rng(2).bytes(64)

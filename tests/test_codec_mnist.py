@@ -81,6 +81,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return learn(tmp_path_factory.mktemp("plain"), "raw")
 
 
+@pytest.mark.timeout(900)  # runs of LeNet, beside other tests
 @pytest.mark.parametrize(
     ("codec", "points", "share"),
     [("int8", 0.5, 0.27), ("topk:0.1", 1.0, 0.15)],
