@@ -11,6 +11,7 @@ import numpy as np
 
 from coordinator.feed import Feed
 from coordinator.fleet import Event, Fleet, Gone, Said, Undelivered
+from coordinator.reminder import Reminder
 from coordinator.score import Measured, Score, score_of
 from coordinator.tally import StepTotal, Tally
 from coordinator.weights import Weights, unpack
@@ -95,6 +96,7 @@ class PipelineLoop:
         self.first_step = 0
         self._watcher = watcher
         self._stopped = stopped
+        self._reminder = Reminder(fleet, self._send)
         self._allowed = -1
         self._block = 0
         self._norms: dict[int, dict[int, float]] = {}
@@ -195,11 +197,12 @@ class PipelineLoop:
         self._allowed = self.tally.committed
         self.first_step = self._allowed + 1
         self._norms.clear()
+        self._reminder.forget()
         self.tally.restart(len(pipeline.devices))
 
     def _collect(self, kind: Kind, fetch: Fetch) -> list[Message]:
         """What each stage sends in answer, in pipeline order."""
-        self._command(fetch)
+        self._reminder.command(fetch)
         parts: dict[int, Message] = {}
         stages = range(len(self._pipeline.devices))
         while len(parts) < len(stages):
@@ -220,7 +223,7 @@ class PipelineLoop:
         last = min(self.tally.committed + LAG, step - 1)
         if last > self._allowed:
             p = self._pipeline
-            self._command(Train(p.run, p.epoch, last))
+            self._reminder.command(Train(p.run, p.epoch, last))
             for number in range(self._allowed + 1, last + 1):
                 if p.feed is not None:
                     p.feed.training(number, p.order)
@@ -231,13 +234,13 @@ class PipelineLoop:
         self._block += 1
         microbatches = -(-samples // p.manifests[0].microbatch)
         block = (p.run, p.epoch, self._block, first, microbatches, samples)
-        self._command(Evaluate(*block, each))
+        self._reminder.command(Evaluate(*block, each))
         if p.feed is not None:
             p.feed.evaluation(self._block, range(first, first + microbatches))
         return self._block
 
     def _event(self) -> Event:
-        event = self._fleet.event(self._pipeline.timeout_s)
+        event = self._reminder.event(self._pipeline.timeout_s)
         if event is None:
             late = [self._pipeline.devices[stage] for stage in self.tally.behind()]
             raise FleetError(
@@ -287,8 +290,8 @@ class PipelineLoop:
         if len(parts) == len(self._pipeline.devices):
             total = math.fsum(self._norms.pop(part.step).values())
             p = self._pipeline
-            self._command(NormTotal(p.run, p.epoch, part.step, total))
+            self._reminder.command(NormTotal(p.run, p.epoch, part.step, total))
 
-    def _command(self, command: Command) -> None:
+    def _send(self, command: Command) -> None:
         for device in dict.fromkeys(self._pipeline.devices):
             self._fleet.command(device, command)

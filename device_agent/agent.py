@@ -20,7 +20,7 @@ from edgetrain.errors import (
     WireError,
 )
 from edgetrain.runtime.activation import measured
-from edgetrain.runtime.activation_forecast import activation_bytes
+from edgetrain.runtime.activation_forecast import activation_bytes, unacknowledged_bytes
 from edgetrain.runtime.choice import choose
 from edgetrain.runtime.complete import check_complete
 from edgetrain.runtime.engines.base import Engine
@@ -29,7 +29,8 @@ from edgetrain.runtime.memory_forecast import required_bytes
 from edgetrain.runtime.outbox import Outbox
 from edgetrain.runtime.packing import residual_bytes
 from edgetrain.runtime.stage import Stage
-from edgetrain.runtime.stage_worker import BatchSource, StageWorker, Surroundings
+from edgetrain.runtime.stage_worker import StageWorker
+from edgetrain.runtime.surroundings import BatchSource, Surroundings
 from edgetrain.samples import BatchOrder
 from edgetrain.schedules.table import SCHEDULES
 from edgetrain.transport.base import Inbound, Transport
@@ -228,7 +229,9 @@ class Agent:
                 seed=deploy.seed,
             )
 
-        activations = activation_bytes(manifest, peak)
+        activations = activation_bytes(manifest, peak) + unacknowledged_bytes(
+            manifest, peak
+        )
         bundle = measured(bundle, self._equipment.engine)
         stage, timing = choose(bundle, self._equipment.hello.block, make)
         self._start(deploy, stage, key)

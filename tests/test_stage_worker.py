@@ -398,3 +398,15 @@ def test_a_stage_that_joins_late_takes_tensors_that_come_before_leave_to_train()
         report = bench.report()
         assert isinstance(report, StepDone)
         assert report.step == 100
+
+
+def test_a_command_that_comes_again_brings_the_last_reports_again():
+    """Its first report may have been lost with a broker."""
+    with Bench(bundle(1)) as bench:
+        bench.worker.give(Train(*IDS, 0))
+        bench.send(Kind.ACTIVATION, sent("t1"))
+        bench.send(Kind.COTANGENT, cotangent())
+        report = bench.report()
+        assert isinstance(report, StepDone)
+        bench.worker.give(Train(*IDS, 0))
+        assert bench.report() == report

@@ -15,7 +15,8 @@ from edgetrain.optimizer_spec import LRSpec, OptimizerSpec
 from edgetrain.runtime.inbox import Inbox
 from edgetrain.runtime.outbox import Outbox
 from edgetrain.runtime.stage import Stage
-from edgetrain.runtime.stage_worker import BatchSource, StageWorker, Surroundings
+from edgetrain.runtime.stage_worker import StageWorker
+from edgetrain.runtime.surroundings import BatchSource, Surroundings
 from edgetrain.transport.base import Inbound
 from edgetrain.transport.memory import MemoryHub, MemoryTransport
 from edgetrain.wire.frame import Address, Kind

@@ -8,6 +8,7 @@ import msgspec
 
 from edgetrain.estimator_spec import ACTIVATIONS, JVP
 from edgetrain.manifest import SEGMENTED, GraphName, GraphSpec, Manifest, Mode, Port, Role
+from edgetrain.runtime.parameters import RUN_AHEAD
 from edgetrain.tensors import TensorSpec
 
 
@@ -17,7 +18,8 @@ def activation_bytes(manifest: Manifest, in_flight: int) -> int:
     Counted are the stash of all microbatches in flight, what the running graph takes, what
     is held between two graphs, and what crosses the cuts. Of what was sent, all that
     belongs to microbatches in flight may still wait for a slow link, and one cotangent
-    more. Not counted are what arrives before its turn, and what numpy needs for a moment.
+    more. Not counted are what arrives before its turn, what numpy needs for a moment, and
+    `unacknowledged_bytes`.
 
     Args:
         manifest: of the stage; of the portable graphs and the fast path, the larger counts.
@@ -41,6 +43,14 @@ def activation_bytes(manifest: Manifest, in_flight: int) -> int:
     forward = received + max(_work(manifest, GraphName.FORWARD), sent)
     others = (in_flight - 1) * max(stash + queued, returned)
     return others + returned + max(forward, stash + arriving + max(backward, returned))
+
+
+def unacknowledged_bytes(manifest: Manifest, in_flight: int) -> int:
+    """The most of earlier steps that is kept until its receipt, to be sent again if lost.
+
+    Where links are fast next to steps it is next to nothing.
+    """
+    return RUN_AHEAD * in_flight * max(_total(manifest.sends), _returned(manifest))
 
 
 def work_bytes(spec: GraphSpec) -> int:

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,9 @@ from edgetrain.errors import DivergedError, EdgeTrainError, RunError
 from edgetrain.runtime.estimators.base import Arrays, Tick
 from edgetrain.runtime.evaluation import EvaluationSums
 from edgetrain.runtime.exchange import Exchange
-from edgetrain.runtime.outbox import Outbox
 from edgetrain.runtime.stage import Stage
+from edgetrain.runtime.surroundings import Surroundings
+from edgetrain.runtime.told import Told
 from edgetrain.schedules.actions import Action, Op, lower
 from edgetrain.schedules.table import SCHEDULES
 from edgetrain.wire.frame import Kind
@@ -29,7 +30,6 @@ from edgetrain.wire.messages import (
     GradientNorm,
     NormTotal,
     Release,
-    Report,
     Revert,
     StepDone,
     Train,
@@ -40,31 +40,6 @@ log = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
 _T = TypeVar("_T")
-
-
-class BatchSource(Protocol):
-    """Samples that live on this device: inputs by name, and labels where there are any."""
-
-    def training(self, tick: Tick) -> tuple[Arrays, Array | None]: ...
-
-    def evaluation(self, microbatch: int) -> tuple[Arrays, Array | None]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a worker needs of the world.
-
-    Attributes:
-        outbox: takes tensors for other stages.
-        report: takes reports for the coordinator.
-        clock: seconds, monotonic.
-        source: this device's samples, at stage 0 if they stay here.
-    """
-
-    outbox: Outbox
-    report: Callable[[Report], None]
-    clock: Callable[[], float]
-    source: BatchSource | None = None
 
 
 class _ReleasedError(Exception):
@@ -105,6 +80,8 @@ class StageWorker:
         self._step = self._allowed + 1
         self._exchange.advance(self._step)  # tensors may come before leave to train does
         self._failed = False
+        self._told = Told(world.report)
+        self._block = 0  # the last one to be evaluated
         self._tally = _Tally(world.clock(), 0)
 
     def give(self, item: Message | Command) -> None:
@@ -144,20 +121,30 @@ class StageWorker:
         """Report, and keep the weights for whoever fetches them."""
         log.error("stage %d, step %d: %s", self._deploy.stage, self._step, reason)
         self._failed = True
-        self._world.report(Failed(*self._ids, self._step, reason, diverged))
+        self._told.say(Failed(*self._ids, self._step, reason, diverged))
+
+    def _heard(self, command: Command) -> bool:
+        """Whether it came before; then what came of it is told again."""
+        known = (isinstance(command, Train) and command.last_step <= self._allowed) or (
+            isinstance(command, Evaluate) and command.block <= self._block
+        )
+        if known:
+            self._told.again()
+        return known
 
     def _obey(self, command: Command) -> None:
+        if self._heard(command):
+            return
         match command:
             case Train(last_step=last_step):
                 self._allowed = max(self._allowed, last_step)
             case NormTotal(step=step, square_sum=square_sum):
                 self._norms[step] = square_sum
-            case Evaluate():
+            case Evaluate(block=block):
+                self._block = block
                 self._evaluations.append(command)
-            case Fetch(step=step, state=False):
-                self._hand_out(step)
-            case Fetch(step=step):
-                self._hand_over(step)
+            case Fetch(step=step, state=state):
+                self._hand_over(step) if state else self._hand_out(step)
             case Revert(stage=stage, action=action):
                 if stage == self._deploy.stage:
                     self._stage.revert(action)
@@ -188,7 +175,7 @@ class StageWorker:
             away_s=hops.away_s,
             turnaround_s=hops.turnaround_s,
         )
-        self._world.report(done)
+        self._told.say(done)
         self._exchange.packer.observe(done.seconds)
         self._tally = _Tally(now, self._exchange.sent_bytes)
 
@@ -245,7 +232,7 @@ class StageWorker:
         if self._deploy.optimizer.clip_norm is None:
             return None
         own = GradientNorm(*self._ids, self._step, self._stage.square_sum())
-        self._world.report(own)
+        self._told.say(own)
         while self._step not in self._norms:
             self._exchange.wait()
         return self._norms.pop(self._step)
@@ -263,7 +250,7 @@ class StageWorker:
             labels = self._exchange.take(Kind.LABELS, tick, evaluation=True)["labels"]
             sums.add(self._stage.evaluate_loss(activations, labels))
         if self._stage.manifest.is_last:
-            self._world.report(sums.report())
+            self._told.say(sums.report())
         self._tally = _Tally(self._world.clock(), self._exchange.sent_bytes)
 
     def _evaluation_input(self, microbatch: int, tick: Tick) -> Arrays:
