@@ -20,7 +20,7 @@ from edgetrain.errors import (
     WireError,
 )
 from edgetrain.runtime.activation import measured
-from edgetrain.runtime.activation_forecast import activation_bytes, unacknowledged_bytes
+from edgetrain.runtime.activation_forecast import activation_bytes_in_run
 from edgetrain.runtime.choice import choose
 from edgetrain.runtime.complete import check_complete
 from edgetrain.runtime.engines.base import Engine
@@ -229,9 +229,7 @@ class Agent:
                 seed=deploy.seed,
             )
 
-        activations = activation_bytes(manifest, peak) + unacknowledged_bytes(
-            manifest, peak
-        )
+        activations = activation_bytes_in_run(manifest, peak)
         bundle = measured(bundle, self._equipment.engine)
         stage, timing = choose(bundle, self._equipment.hello.block, make)
         self._start(deploy, stage, key)

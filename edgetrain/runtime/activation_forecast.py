@@ -19,7 +19,7 @@ def activation_bytes(manifest: Manifest, in_flight: int) -> int:
     is held between two graphs, and what crosses the cuts. Of what was sent, all that
     belongs to microbatches in flight may still wait for a slow link, and one cotangent
     more. Not counted are what arrives before its turn, what numpy needs for a moment, and
-    `unacknowledged_bytes`.
+    what waits for its receipt.
 
     Args:
         manifest: of the stage; of the portable graphs and the fast path, the larger counts.
@@ -45,12 +45,14 @@ def activation_bytes(manifest: Manifest, in_flight: int) -> int:
     return others + returned + max(forward, stash + arriving + max(backward, returned))
 
 
-def unacknowledged_bytes(manifest: Manifest, in_flight: int) -> int:
-    """The most of earlier steps that is kept until its receipt, to be sent again if lost.
+def activation_bytes_in_run(manifest: Manifest, in_flight: int) -> int:
+    """With what was sent in steps before and is kept until its receipt, at the most.
 
-    Where links are fast next to steps it is next to nothing.
+    It is kept to be sent again if it is lost. Where links are fast next to steps it is next
+    to nothing.
     """
-    return RUN_AHEAD * in_flight * max(_total(manifest.sends), _returned(manifest))
+    sent = max(_total(manifest.sends), _returned(manifest))
+    return activation_bytes(manifest, in_flight) + RUN_AHEAD * in_flight * sent
 
 
 def work_bytes(spec: GraphSpec) -> int:
