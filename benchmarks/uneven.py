@@ -33,7 +33,7 @@ import torch
 from networks import InvertedResidual, conv_norm
 from torch import nn
 
-from coordinator.job import Job, prepare
+from coordinator.job import Job, Means, prepare
 from coordinator.metrics import METRICS_FILE, read_metrics
 from coordinator.optimizer import optimizer_spec
 from coordinator.progress import SilentProgress
@@ -150,20 +150,21 @@ def main() -> None:
             steps=WARM_UP_STEPS + options.steps,
             eval_every=WARM_UP_STEPS + options.steps,
             batch_size=BATCH,
+            schedule="1f1b-eager",
             microbatches=options.microbatches,
         )
         base = RunConfig(
             ModelConfig(folder / "model.onnx"),
             DataConfig(folder / "train.npz"),
             train,
-            PlanConfig(stages="all"),
+            PlanConfig(stages="all", replan=False),
             FleetConfig(devices=tuple(SPEEDS), step_timeout_s=300.0),
         )
         units = Units.measure(prepare(base), ends)
         plans = {
             "even": cut_at(ends, tuple(SPEEDS), even(len(ends))),
             "best": cut_at(ends, *units.best()),
-            "planned": PlanConfig(stages="all"),
+            "planned": PlanConfig(stages="all", replan=False),
         }
         with ProcessFleet(broker.url, devices):
             for turn, cut in itertools.product(range(options.rounds), plans):
@@ -251,7 +252,7 @@ def stage_times(job: Job, cuts: Sequence[tuple[str, ...]]) -> list[Timing]:
     bundles = job.compile(
         tuple(wide.get(names) or finder.named(names[0]) for names in cuts),
         (Mode.VJP,) * count,
-        (engine.block,) * count,
+        Means(blocks=(engine.block,) * count),
     )
     spec = optimizer_spec(train, 1)
 
