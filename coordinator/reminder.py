@@ -24,11 +24,15 @@ class Reminder:
     Args:
         fleet: is listened to.
         send: gives a command to all devices of the run.
+        silence_s: after so long without an event the last commands are sent again.
     """
 
-    def __init__(self, fleet: Fleet, send: Callable[[Command], None]) -> None:
+    def __init__(
+        self, fleet: Fleet, send: Callable[[Command], None], *, silence_s: float = SILENCE_S
+    ) -> None:
         self._fleet = fleet
         self._send = send
+        self._silence_s = silence_s
         self._last: deque[Command] = deque(maxlen=_KEPT)
 
     def command(self, command: Command) -> None:
@@ -45,7 +49,7 @@ class Reminder:
         """The next thing that happens; None when nothing does in time."""
         left_s = timeout_s
         while left_s > 0:
-            wait_s = min(SILENCE_S, left_s)
+            wait_s = min(self._silence_s, left_s)
             event = self._fleet.event(wait_s)
             if event is not None:
                 return event
